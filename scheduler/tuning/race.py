@@ -1,4 +1,4 @@
-"""Races: candidates are timed in turns with the default, and what is kept is the ratio to the default of the same round.
+"""Races: candidates are timed in turns with the default, and kept are the ratios to the default of the same round.
 
 A machine slows down and speeds up for reasons of its own. What hits a whole round hits all that run in it, and leaves
 ratios alone; what hits one sample is one ratio of many, and the median does not follow it. Two copies of the default
@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from statistics import median
 
 # How sure a gain has to be, the least that counts, and how many times the noise.
@@ -67,7 +68,7 @@ def _together(ratios: Sequence[float]) -> list[float]:
     if count < 4:
         return list(ratios)
     cuts = [k * TOGETHER for k in range(count)] + [len(ratios)]
-    return [median(ratios[a:b]) for a, b in zip(cuts, cuts[1:], strict=False)]
+    return [median(ratios[a:b]) for a, b in pairwise(cuts)]
 
 
 @cache

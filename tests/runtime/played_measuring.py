@@ -77,6 +77,7 @@ class PlayedGpu(Gpu):
     place = "cpu"
 
     def __init__(self, library: MisbehavingLibrary) -> None:
+        super().__init__()
         self.library = library
         self._codes: dict[int, str] = {}
 
@@ -89,11 +90,11 @@ class PlayedGpu(Gpu):
         if self.library.sticky:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    def seconds(self, runs: Mapping[int, Run]) -> dict[int, float]:
+    def samples(self, runs: Mapping[int, Run], rounds: int, begun: int) -> dict[int, list[float]]:
         for run in runs.values():
             run()
         self.synchronize()
-        return {k: float(self._codes[id(r)].split()[1]) for k, r in runs.items()}
+        return {k: [float(self._codes[id(r)].split()[1])] * rounds for k, r in runs.items()}
 
     def forget(self) -> None:
         """Nothing is kept."""

@@ -10,6 +10,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 
@@ -172,7 +173,7 @@ def test_everyone_runs_once_a_round_in_every_place() -> None:
     orders = turns([5, 6, 7], 6)
     assert all(sorted(order) == [5, 6, 7] for order in orders)
     assert {order[0] for order in orders[:3]} == {5, 6, 7}
-    follow = {(a, b) for order in orders for a, b in zip(order, order[1:], strict=False)}
+    follow = {(a, b) for order in orders for a, b in pairwise(order)}
     assert len(follow) == 6
     assert turns([5, 6, 7], 2, begun=4) == orders[4:] and turns([], 2) == [[], []]
 
