@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...ir.nest.loops import Block, Loop, LoopKind
+from ...ir.nest.loops import BLOCK_KINDS, Block, Loop, LoopKind
 from ..error import ScheduleError
 from ..schedule.schedule import Schedule
 from ..schedule.trace import VARIADIC, Step, Trace
@@ -23,18 +23,21 @@ BEHIND = (
     "compute_at", "reverse_compute_at", "order", "tile", "jam", "cache_read", "cache_write", "pack", "unroll", "hint",
 )  # fmt: skip
 KINDS = (*BEFORE, *WITHIN, *BEHIND)
+# Those behind which blocks are others.
+OTHER_BLOCKS = ("inline", "cache_read", "cache_write", "pack")
 _RANK = {kind: k for k, kind in enumerate(KINDS)}
-# Stands in ``at`` of a factor that several blocks share: "*_i0.1" are all splits of a loop that ends so.
-SHARED = "*"
+# Stands between the loops of several blocks that are split alike.
+AND = "+"
 
 
 @dataclass(frozen=True, slots=True)
-class Edit:
+class TraceEdit:
     """One change: what kind of change, where, and the value there.
 
     ``inline``: block ``at`` is computed where it is read, before the rule looks at the nest.
     ``omit``: the rule's step ``at`` (as ``step_name`` writes it) is left out.
-    ``factor``: the split of a loop has ``value`` at a place, ``at`` is "loop.place".
+    ``factor``: the split of a loop has ``value`` at a place, ``at`` is "loop.place"; of several loops that are split
+    alike "loop+loop.place".
     ``lanes``: a loop that the rule makes lanes, or a tile, as a whole has ``value`` of them.
     ``chunk``: what a thread of a team, or a program of a grid, takes of loop ``at`` are ``value`` iterations in a row.
     ``team``: loop ``at`` and the one inside it become a team together.
@@ -55,7 +58,7 @@ class Edit:
         return f"{self.kind}({self.at}={self.value})"
 
 
-def arranged(edits: Iterable[Edit]) -> tuple[Edit, ...]:
+def arranged(edits: Iterable[TraceEdit]) -> tuple[TraceEdit, ...]:
     """Edits in the order in which they are applied, one a place: the last of several."""
     places = {(e.kind, e.at): e for e in edits}
     return tuple(sorted(places.values(), key=lambda e: (_RANK[e.kind], e.at)))
@@ -86,7 +89,7 @@ class Base:
     schedule: Schedule
 
 
-def followed(base: Base, edits: Sequence[Edit]) -> tuple[Schedule, dict[str, str]]:
+def followed(base: Base, edits: Sequence[TraceEdit]) -> tuple[Schedule, dict[str, str]]:
     """A rule's steps with edits of the kinds ``WITHIN``, and what became of its loops that have other names now. Raises
     ScheduleError."""
     if not edits:
@@ -95,7 +98,7 @@ def followed(base: Base, edits: Sequence[Edit]) -> tuple[Schedule, dict[str, str
     first = next((k for k, s in enumerate(steps) if any(_concerns(e, s) for e in edits)), None)
     if first is None:
         raise ScheduleError(str(edits[0]), "no step of the rule is there")
-    schedule, names, used = base.states[first].copy(), dict[str, str](), set[Edit]()
+    schedule, names, used = base.states[first].copy(), dict[str, str](), set[TraceEdit]()
     for step in steps[first:]:
         here = [e for e in edits if _concerns(e, step)]
         used.update(here)
@@ -108,7 +111,7 @@ def followed(base: Base, edits: Sequence[Edit]) -> tuple[Schedule, dict[str, str
     return schedule, names
 
 
-def _concerns(edit: Edit, step: Step) -> bool:
+def _concerns(edit: TraceEdit, step: Step) -> bool:
     args = dict(step.args)
     match edit.kind:
         case "omit":
@@ -118,22 +121,25 @@ def _concerns(edit: Edit, step: Step) -> bool:
             if step.primitive != "split" or int(place) >= len(args["factors"]):
                 return False
             given = args["factors"][int(place)]
-            return is_named(args["loop"], loop) and isinstance(given, int)
+            return args["loop"] in loop.split(AND) and isinstance(given, int)
         case "lanes":
-            tile = step.primitive == "vectorize" or (step.primitive == "bind" and args["thread"].startswith("thread"))
-            return tile and is_named(args["loop"], edit.at)
+            return is_tile(step) and args["loop"] == edit.at
         case "chunk" | "team":
-            grid = step.primitive == "parallel" or (step.primitive == "bind" and args["thread"].startswith("block"))
-            return grid and args["loop"] == edit.at
+            return is_team(step) and args["loop"] == edit.at
     return False
 
 
-def is_named(loop: str, pattern: str) -> bool:
-    """Whether a loop is the one that an edit names, or one of several that it names together."""
-    return loop == pattern or (pattern.startswith(SHARED) and loop.endswith(pattern[1:]))
+def is_tile(step: Step) -> bool:
+    """Whether a step makes lanes, or an axis of a program's tile, of a loop."""
+    return step.primitive == "vectorize" or dict(step.args).get("thread") == LoopKind.THREAD_X.value
 
 
-def _step(schedule: Schedule, step: Step, edits: Sequence[Edit], names: dict[str, str]) -> None:
+def is_team(step: Step) -> bool:
+    """Whether a step gives the iterations of a loop to threads of a team, or to programs of a grid."""
+    return step.primitive == "parallel" or dict(step.args).get("thread") in [k.value for k in BLOCK_KINDS]
+
+
+def _step(schedule: Schedule, step: Step, edits: Sequence[TraceEdit], names: dict[str, str]) -> None:
     args = {k: _renamed(schedule.given(v), names) for k, v in step.args}
     for e in edits:
         match e.kind:
@@ -182,11 +188,11 @@ def perform(schedule: Schedule, primitive: str, args: Mapping[str, Any]) -> None
 # --- before and behind them -------------------------------------------------------------------------------------------
 
 
-def inline(schedule: Schedule, edit: Edit) -> None:
+def inline(schedule: Schedule, edit: TraceEdit) -> None:
     schedule.compute_inline(edit.at)
 
 
-def finished(schedule: Schedule, edits: Sequence[Edit], names: Mapping[str, str]) -> None:
+def finished(schedule: Schedule, edits: Sequence[TraceEdit], names: Mapping[str, str]) -> None:
     """Take the steps of edits of the kinds ``BEHIND``; ``names`` are loops that have other names now. Raises
     ScheduleError."""
     outer = dict(names)
@@ -194,19 +200,19 @@ def finished(schedule: Schedule, edits: Sequence[Edit], names: Mapping[str, str]
         APPLY[e.kind](schedule, e, outer)
 
 
-def _compute_at(schedule: Schedule, edit: Edit, outer: dict[str, str]) -> None:
+def _compute_at(schedule: Schedule, edit: TraceEdit, outer: dict[str, str]) -> None:
     schedule.compute_at(edit.at, _now(outer, str(edit.value)))
 
 
-def _reverse_compute_at(schedule: Schedule, edit: Edit, outer: dict[str, str]) -> None:
+def _reverse_compute_at(schedule: Schedule, edit: TraceEdit, outer: dict[str, str]) -> None:
     schedule.reverse_compute_at(edit.at, _now(outer, str(edit.value)))
 
 
-def _order(schedule: Schedule, edit: Edit, outer: dict[str, str]) -> None:
+def _order(schedule: Schedule, edit: TraceEdit, outer: dict[str, str]) -> None:
     schedule.reorder(_now(outer, str(edit.value)), _now(outer, edit.at))
 
 
-def _tile(schedule: Schedule, edit: Edit, outer: dict[str, str]) -> None:
+def _tile(schedule: Schedule, edit: TraceEdit, outer: dict[str, str]) -> None:
     loop = _now(outer, edit.at)
     (inside,) = _alone(schedule, loop, str(edit))
     _needs_more(schedule, loop, int(edit.value), edit)
@@ -215,7 +221,7 @@ def _tile(schedule: Schedule, edit: Edit, outer: dict[str, str]) -> None:
     schedule.reorder(inside, part)
 
 
-def _jam(schedule: Schedule, edit: Edit, outer: dict[str, str]) -> None:
+def _jam(schedule: Schedule, edit: TraceEdit, outer: dict[str, str]) -> None:
     loop = _now(outer, edit.at)
     below: list[str] = []
     node = schedule.loop(loop)
@@ -231,7 +237,7 @@ def _jam(schedule: Schedule, edit: Edit, outer: dict[str, str]) -> None:
     schedule.unroll(part)
 
 
-def _unroll(schedule: Schedule, edit: Edit, outer: dict[str, str]) -> None:
+def _unroll(schedule: Schedule, edit: TraceEdit, outer: dict[str, str]) -> None:
     loop, count = _now(outer, edit.at), int(edit.value)
     if count:
         _needs_more(schedule, loop, count, edit)
@@ -239,7 +245,7 @@ def _unroll(schedule: Schedule, edit: Edit, outer: dict[str, str]) -> None:
     schedule.unroll(loop)
 
 
-def _copy(schedule: Schedule, edit: Edit, outer: dict[str, str]) -> None:
+def _copy(schedule: Schedule, edit: TraceEdit, outer: dict[str, str]) -> None:
     buffer, loop = str(edit.value).split("@")
     loop = _now(outer, loop)
     if edit.kind == "cache_write":
@@ -253,12 +259,12 @@ def _copy(schedule: Schedule, edit: Edit, outer: dict[str, str]) -> None:
         schedule.compute_at(schedule.pack(edit.at, buffer, order), loop)
 
 
-def _hint(schedule: Schedule, edit: Edit, outer: dict[str, str]) -> None:
+def _hint(schedule: Schedule, edit: TraceEdit, outer: dict[str, str]) -> None:
     at, key = edit.at.split(":", 1)
     schedule.annotate(_now(outer, at), key, edit.value)
 
 
-APPLY: Mapping[str, Callable[[Schedule, Edit, dict[str, str]], None]] = {
+APPLY: Mapping[str, Callable[[Schedule, TraceEdit, dict[str, str]], None]] = {
     "compute_at": _compute_at, "reverse_compute_at": _reverse_compute_at, "order": _order, "tile": _tile, "jam": _jam,
     "cache_read": _copy, "cache_write": _copy, "pack": _copy, "unroll": _unroll, "hint": _hint,
 }  # fmt: skip
@@ -282,7 +288,7 @@ def _alone(schedule: Schedule, loop: str, asked: str) -> tuple[str]:
     return (inside[0].var.name,)
 
 
-def _needs_more(schedule: Schedule, loop: str, factor: int, edit: Edit) -> None:
+def _needs_more(schedule: Schedule, loop: str, factor: int, edit: TraceEdit) -> None:
     """Parts of a loop that are no smaller than the loop itself would only be tails."""
     extent = schedule.extent(loop)
     if extent.is_Integer and int(extent) <= factor:

@@ -16,21 +16,13 @@ import sympy
 
 from ...ir.expr.dtypes import DType
 from ...ir.expr.value import is_value
-from ...ir.nest.hints import (
-    CASCADE,
-    EVICT,
-    GRAIN,
-    NUM_STAGES,
-    NUM_WARPS,
-    PREFETCH,
-    PREFETCH_STORES,
-    RESIDENT,
-)
+from ...ir.nest.hints import HINTS
 from ...ir.nest.loops import Update
 from ...ir.target import Target
+from ..cost.cpu_kernels import LINE
 from ..schedule.schedule import Schedule
 from .edits import KINDS
-from .loop_features import LOOP_FEATURES, loop_features
+from .loop_features import LOOP_FEATURES, NUMBERS, loop_features
 from .measures import CLASSES, Measured, lines, measured
 from .space import Draft, Space
 
@@ -53,11 +45,8 @@ RULES = (
     "gpu_cross_reduction", "gpu_column_reduction", "gpu_row_persistent", "gpu_row_online", "gpu_row_looped",
     "gpu_plain",
 )  # fmt: skip
-# Hints whose value an edit sets, with what stands for "not set".
-_HINTS = {
-    PREFETCH.name: 0.0, PREFETCH_STORES.name: 0.0, GRAIN.name: float(GRAIN.default), CASCADE.name: 0.0, "hold": 0.0,
-    NUM_WARPS.name: 0.0, NUM_STAGES.name: 0.0, RESIDENT.name: 0.0, "peel": 0.0, "early": 0.0, EVICT.name: 0.0,
-}  # fmt: skip
+# Hints of buffers are counted, those of names by the sign of what they say.
+_HINTS = (*NUMBERS, *(h.name for h in HINTS.values() if h.of_buffer))
 # What of the rule's own schedule, before edits, a draft's features hold.
 _OF_BASE = (
     "loops.parallel.extent", "loops.parallel.imbalance", "loops.lanes.most", "loops.lanes.least",
@@ -75,7 +64,7 @@ WORKLOAD = (
     "work.gathers", "work.stride.one", "work.stride.zero", "work.stride.other", "work.align", "work.symbolic",
 )  # fmt: skip
 TARGET = (
-    "target.gpu", "target.cores", "target.vector", "target.l1", "target.l2", "target.warp", "target.shared",
+    "target.cores", "target.vector", "target.l1", "target.l2", "target.warp", "target.shared",
     "target.bandwidth", "target.float32", "target.registers", "target.reads_ahead",
 )  # fmt: skip
 DECISIONS = (
@@ -154,7 +143,7 @@ def workload_features(found: Measured) -> dict[str, float]:
     touched = {r.buffer: 0.0 for w in works for r in w.references}
     for w in works:
         for r in w.references:
-            bytes_ = min(size[r.buffer], 64.0 * lines(r, w.extents, w.extents))
+            bytes_ = min(size[r.buffer], LINE * lines(r, w.extents, w.extents))
             touched[r.buffer] = max(touched[r.buffer], bytes_)
     written = {a.buffer for w in works for a in w.block.writes}
     local = {b.name for b in nest.locals}
@@ -220,7 +209,7 @@ def _accesses(found: Measured) -> dict[str, float]:
             for s, by in along.items():
                 best[s.name] = best.get(s.name, 0.0) + (by == 1)
         axis = max(best, key=lambda n: (best[n], n), default="")
-        for (name, indices), along in zip(sites, moves, strict=True):
+        for (_, indices), along in zip(sites, moves, strict=True):
             by = next((v for s, v in along.items() if s.name == axis), 0)
             total += w.useful
             gathers += w.useful * any(is_value(i) for i in indices)
@@ -242,7 +231,7 @@ def target_features(target: Target) -> dict[str, float]:
     """What the machine is."""
     machine = target.machine
     return {
-        "target.gpu": float(target.is_gpu), "target.cores": log(target.cores), "target.vector": log(target.vector_bytes),
+        "target.cores": log(target.cores), "target.vector": log(target.vector_bytes),
         "target.l1": log(target.l1_bytes), "target.l2": log(target.l2_bytes), "target.warp": float(target.warp),
         "target.shared": log(target.shared_bytes), "target.bandwidth": log(machine.bandwidth),
         "target.float32": log(machine.float32), "target.registers": log(target.registers),
@@ -272,8 +261,8 @@ def _decisions(space: Space, draft: Draft) -> list[float]:
     row = [0.0] * len(DECISIONS)
     for place in _PARAM.values():
         row[place] = -1.0
-    for name, place in _HINT.items():
-        row[place] = log(_HINTS[name])
+    for place in _HINT.values():
+        row[place] = -1.0
     values = space.values[draft.rule]
     row[0], row[1] = float(_RULE.get(draft.rule, -1)), float(space.rules.index(draft.rule))
     changed = 0
@@ -310,13 +299,12 @@ def _edits(space: Space, draft: Draft, row: list[float]) -> None:
 
 
 def _hint(at: str, value: int | str, row: list[float]) -> None:
+    """-1 where no edit speaks of a hint; else the greatest value, or how many buffers have one."""
     name = at.split(":")[1]
     place = _HINT.get(name)
     if place is None:
         row[_PLACE["draft.hint.other"]] += 1.0
-    elif isinstance(value, str):
-        row[place] += 1.0 if value == "evict_first" else -1.0
-    elif name in (PREFETCH.name, PREFETCH_STORES.name):
-        row[place] = max(row[place], log(float(value)))
+    elif HINTS[name].of_buffer:
+        row[place] = max(row[place], 0.0) + (HINTS[name].choices.index(value) + 1.0 if HINTS[name].choices else 1.0)
     else:
-        row[place] = log(float(value))
+        row[place] = max(row[place], log(float(value)))

@@ -5,27 +5,33 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from ...ir.nest.hints import CASCADE, CHAIN, GRAIN, HOLD, NUM_STAGES, NUM_WARPS, PREFETCH, PREFETCH_STORES, RESIDENT
-from ...ir.nest.loops import BLOCK_KINDS, Loop, LoopKind, LoopNest, Scope, Update, walk_nodes
+from ...ir.expr.value import Load
+from ...ir.nest.hints import HINTS, Changes
+from ...ir.nest.loops import BLOCK_KINDS, Block, Loop, LoopKind, LoopNest, Scope, Store, Update, walk_nodes
 from ...ir.target import Target
-from .measures import LINE, Measured, Reference, Work, elements, lines
+from ..cost.cpu_kernels import LINE
+from .measures import BlockWork, Measured, Reference, elements, lines
 
 # How many of the largest buffers, and of the innermost loops, are told of.
 BUFFERS, DEPTHS = 5, 4
 _OF_BUFFER = ("bytes", "lines", "accessed", "lane", "stride", "reuse", "distance", "written")
 _FAR = 40.0
+# Hints that are numbers, or yes and no, for the whole of a nest or a loop.
+NUMBERS = tuple(
+    h.name for h in HINTS.values()
+    if h.changes is not Changes.MEANING and not (h.of_buffer or h.of_outputs or isinstance(h.default, str))
+)  # fmt: skip
 _ONE = (LoopKind.SERIAL, LoopKind.PARALLEL, *BLOCK_KINDS)
 
 LOOP_FEATURES: tuple[str, ...] = (
     "loops.serial", "loops.parallel", "loops.vectorized", "loops.unrolled", "loops.blocks", "loops.threads",
     "loops.parallel.extent", "loops.parallel.tasks", "loops.parallel.imbalance", "loops.parallel.regions",
-    "loops.parallel.work", "loops.parallel.grain", "loops.grid", "loops.grid.waves", "loops.tile", "loops.tile.thread",
+    "loops.parallel.work", "loops.grid", "loops.grid.waves", "loops.tile", "loops.tile.thread",
     "loops.lanes.most", "loops.lanes.least", "loops.lanes.share", "loops.lanes.across", "loops.copies.most",
     "loops.copies.body", "loops.serial.innermost", "loops.serial.shortest", "loops.depth", "loops.waste",
     "loops.waste.most", "loops.recomputed", "loops.entered", "loops.instructions", "loops.instructions.strided",
     "loops.memory", "loops.cycles", "loops.accumulators", "loops.accumulators.chain", "loops.scratch",
-    "loops.cascades", "loops.holds", "loops.chains", "loops.prefetch", "loops.prefetch_stores", "loops.copied",
-    "loops.warps", "loops.stages", "loops.resident",
+    "loops.copies.blocks", *(f"hint.{name}" for name in NUMBERS),
     *(f"buffer.{k}.{n}" for k in range(BUFFERS) for n in _OF_BUFFER),
     *(f"footprint.{k}.{level}" for k in range(DEPTHS) for level in ("l1", "l2", "trips")),
 )  # fmt: skip
@@ -55,7 +61,7 @@ def _kinds(loops: list[Loop]) -> dict[str, float]:
 
 
 def _teams(found: Measured, loops: list[tuple[Loop, tuple[Loop, ...]]], target: Target) -> dict[str, float]:
-    """Work that runs side by side."""
+    """BlockWork that runs side by side."""
     hint = found.nest.symbols.hint
     teams = [lp for lp, _ in loops if lp.kind is LoopKind.PARALLEL]
     extents = [hint(lp.extent) for lp in teams]
@@ -70,7 +76,7 @@ def _teams(found: Measured, loops: list[tuple[Loop, tuple[Loop, ...]]], target: 
         math.prod(w.extents[lp.var.name] for lp in w.path if lp.kind is LoopKind.THREAD_X) for w in found.works
     ]  # fmt: skip
     grid, tile = max(grids, default=1), max(tiles, default=1)
-    threads = max(NUM_WARPS.of(found.nest) * target.warp, 1)
+    threads = max(int(HINTS["num_warps"].of(found.nest)) * target.warp, 1)
     cores = max(target.cores, 1)
     return {
         "loops.parallel.extent": _log(max(extents, default=0)),
@@ -78,9 +84,7 @@ def _teams(found: Measured, loops: list[tuple[Loop, tuple[Loop, ...]]], target: 
         "loops.parallel.imbalance": max((_imbalance(e, cores) for e in extents), default=0.0),
         "loops.parallel.regions": float(len(teams)),
         "loops.parallel.work": in_teams / max(total, 1.0),
-        "loops.parallel.grain": _log(min((GRAIN.of(lp) for lp in teams), default=0)),
-        "loops.grid": _log(grid),
-        "loops.grid.waves": _imbalance(grid, cores) if target.is_gpu else 0.0,
+        "loops.grid": _log(grid), "loops.grid.waves": _imbalance(grid, cores),
         "loops.tile": _log(tile), "loops.tile.thread": _log(tile / threads),
     }  # fmt: skip
 
@@ -145,6 +149,7 @@ def _waste(found: Measured, loops: list[tuple[Loop, tuple[Loop, ...]]]) -> dict[
     return {
         "loops.waste": math.log2(max(done / useful, 0.0) + 1.0), "loops.waste.most": _log(max(ratios, default=1.0)),
         "loops.recomputed": _log(again), "loops.entered": _log(entered),
+        "loops.copies.blocks": float(sum(_is_copy(w.block) for w in works)),
     }  # fmt: skip
 
 
@@ -159,7 +164,7 @@ def _registers(found: Measured, target: Target) -> dict[str, float]:
         first = min(names.index(n) for n in w.over)
         inside = [lp for lp in w.path[first:] if lp.var.name not in w.over or lp.kind is not LoopKind.SERIAL]
         states = max(len(s.values) for s in w.block.body if isinstance(s, Update)) if w.block.is_reduction else 1
-        size = math.prod(w.extents[lp.var.name] for lp in inside if not CHAIN.of(lp) or lp.var.name not in w.over)
+        size = math.prod(w.extents[lp.var.name] for lp in inside)
         lanes = max(w.lanes, 1)
         if not any(lp.kind is LoopKind.VECTORIZED for lp in inside):
             size *= lanes
@@ -177,17 +182,20 @@ def _registers(found: Measured, target: Target) -> dict[str, float]:
 
 
 def _hints(nest: LoopNest, loops: list[Loop]) -> dict[str, float]:
-    blocks_ = [b for b in nest.locals if "_" in b.name]
-    return {
-        "loops.cascades": float(sum(CASCADE.of(lp) for lp in loops)),
-        "loops.holds": float(sum(HOLD.of(lp) for lp in loops)),
-        "loops.chains": float(sum(CHAIN.of(lp) for lp in loops)),
-        "loops.prefetch": _log(max((PREFETCH.of(lp) for lp in loops), default=0)),
-        "loops.prefetch_stores": _log(max((PREFETCH_STORES.of(lp) for lp in loops), default=0)),
-        "loops.copied": float(len(blocks_)),
-        "loops.warps": float(NUM_WARPS.of(nest)), "loops.resident": float(RESIDENT.of(nest)),
-        "loops.stages": float(max([NUM_STAGES.of(nest), *(NUM_STAGES.of(lp) for lp in loops)])),
-    }  # fmt: skip
+    """The greatest value of each hint that a nest or a loop has: 0 where nobody says one."""
+    found = {f"hint.{name}": 0.0 for name in NUMBERS}
+    for name in NUMBERS:
+        hint = HINTS[name]
+        for node in (nest, *loops):
+            value = hint.found(node)
+            if isinstance(value, (bool, int)):
+                found[f"hint.{name}"] = max(found[f"hint.{name}"], _log(float(value)))
+    return found
+
+
+def _is_copy(block: Block) -> bool:
+    """Whether a block only copies what it reads."""
+    return all(isinstance(s, Store) and isinstance(s.value, Load) for s in block.body)
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
@@ -195,7 +203,7 @@ def _hints(nest: LoopNest, loops: list[Loop]) -> dict[str, float]:
 
 def _buffers(found: Measured) -> dict[str, float]:
     """The buffers with the most bytes: of each its dominant access."""
-    chosen: dict[str, tuple[float, Work, Reference]] = {}
+    chosen: dict[str, tuple[float, BlockWork, Reference]] = {}
     for w in found.works:
         for r in w.references:
             accessed = w.iterations * r.itemsize
@@ -205,7 +213,8 @@ def _buffers(found: Measured) -> dict[str, float]:
     values = {f"buffer.{k}.{n}": 0.0 for k in range(BUFFERS) for n in _OF_BUFFER}
     for k, (accessed, w, r) in enumerate(largest):
         unique = _bytes(w, r)
-        lane = next((lp.var.name for lp in reversed(w.path) if lp.kind in (LoopKind.VECTORIZED, LoopKind.THREAD_X)), None)  # fmt: skip
+        tiles = (LoopKind.VECTORIZED, LoopKind.THREAD_X)
+        lane = next((lp.var.name for lp in reversed(w.path) if lp.kind in tiles), None)
         serial = next((lp.var.name for lp in reversed(w.path) if lp.kind in _ONE), None)
         values |= {
             f"buffer.{k}.bytes": _log(unique), f"buffer.{k}.lines": _log(lines(r, w.extents, w.extents)),
@@ -217,7 +226,7 @@ def _buffers(found: Measured) -> dict[str, float]:
     return values
 
 
-def _bytes(w: Work, r: Reference) -> float:
+def _bytes(w: BlockWork, r: Reference) -> float:
     return elements(r, w.extents, w.extents) * r.itemsize
 
 
@@ -226,7 +235,7 @@ def _stride(r: Reference, loop: str | None) -> float:
     return -1.0 if loop is None else _log(abs(r.steps.get(loop, 0.0)) * r.itemsize)
 
 
-def _distance(found: Measured, w: Work, r: Reference) -> float:
+def _distance(found: Measured, w: BlockWork, r: Reference) -> float:
     """Bytes touched between two visits of an element, as a logarithm: what its innermost loop of reuse holds."""
     for lp in reversed(w.path):
         if w.extents[lp.var.name] > 1 and not r.steps.get(lp.var.name, 0.0):

@@ -18,15 +18,52 @@ from torch.utils._sympy.functions import CeilDiv, CleanDiv, FloorDiv, Mod, Modul
 from ...ir.expr.ops import OPS
 from ...ir.expr.value import Call, Cast, Expr, Load, Select, is_value, walk
 from ...ir.nest.loops import AxisKind, Block, Buffer, Loop, LoopKind, LoopNest, Update, blocks
+from ..cost.cpu_kernels import LINE
 
-# Bytes that move together between memory and caches.
-LINE = 64
 # Classes of operations, and what belongs to each; all other functions are "rare".
 CLASSES = ("plain", "divisions", "functions", "compared", "integers", "casts", "rare")
-_DIVISIONS = frozenset("div sqrt rsqrt reciprocal floordiv remainder truncdiv fmod div_approx".split())
-_FUNCTIONS = frozenset("exp exp2 expm1 log log2 log10 log1p sigmoid tanh erf erfc exp2_approx tanh_approx".split())
-_COMPARED = frozenset("eq ne lt le gt ge isnan isinf logical_and logical_or logical_xor logical_not".split())
-_PLAIN = frozenset("add sub mul fma maximum minimum fmax fmin neg abs sign floor ceil trunc round".split())
+_DIVISIONS = frozenset(
+    ("div", "sqrt", "rsqrt", "reciprocal", "floordiv", "remainder", "truncdiv", "fmod", "div_approx")
+)
+_FUNCTIONS = frozenset(
+    (
+        "exp",
+        "exp2",
+        "expm1",
+        "log",
+        "log2",
+        "log10",
+        "log1p",
+        "sigmoid",
+        "tanh",
+        "erf",
+        "erfc",
+        "exp2_approx",
+        "tanh_approx",
+    )
+)
+_COMPARED = frozenset(
+    ("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "logical_and", "logical_or", "logical_xor", "logical_not")
+)
+_PLAIN = frozenset(
+    (
+        "add",
+        "sub",
+        "mul",
+        "fma",
+        "maximum",
+        "minimum",
+        "fmax",
+        "fmin",
+        "neg",
+        "abs",
+        "sign",
+        "floor",
+        "ceil",
+        "trunc",
+        "round",
+    )
+)
 Steps: TypeAlias = dict[sympy.Symbol, float]
 Sizes: TypeAlias = tuple[tuple[sympy.Symbol, int], ...]
 
@@ -45,7 +82,7 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class BlockWork:
     """One block: the loops around it with their extents, how often it runs (``iterations``, of which ``useful`` are in
     its domain), the operations of one iteration by class, and its accesses."""
 
@@ -73,7 +110,7 @@ class Measured:
     """All blocks of a nest, and what their loops are."""
 
     nest: LoopNest
-    works: tuple[Work, ...]
+    works: tuple[BlockWork, ...]
     _touched: dict[tuple[str, ...], dict[str, float]] = field(default_factory=dict)
 
     def touched(self, loops: frozenset[str]) -> dict[str, float]:
@@ -108,7 +145,9 @@ def measured(nest: LoopNest) -> Measured:
     return Measured(nest, tuple(_work(nest, b, path, buffers, sizes) for b, path in blocks(nest)))
 
 
-def _work(nest: LoopNest, block: Block, path: tuple[Loop, ...], buffers: Mapping[str, Buffer], sizes: Sizes) -> Work:
+def _work(
+    nest: LoopNest, block: Block, path: tuple[Loop, ...], buffers: Mapping[str, Buffer], sizes: Sizes
+) -> BlockWork:
     hint = nest.symbols.hint
     extents = {lp.var.name: max(hint(lp.extent), 0) for lp in path}
     bound = {a.var: steps(e, sizes) for a, e in zip(block.axes, block.bindings, strict=True)}
@@ -123,7 +162,7 @@ def _work(nest: LoopNest, block: Block, path: tuple[Loop, ...], buffers: Mapping
         for is_write, sites in ((False, block.reads), (True, block.writes))
         for site in sites
     ]
-    return Work(
+    return BlockWork(
         block, path, extents, float(math.prod(extents.values())),
         float(math.prod(max(hint(a.extent), 0) for a in block.axes)), _operations(block.body), tuple(references),
         frozenset(over & extents.keys()),

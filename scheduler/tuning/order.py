@@ -18,31 +18,29 @@ import sympy
 
 from ...ir.expr.value import Call, Expr, IndexValue, Load, walk
 from ...ir.nest.hints import CASCADE, CHAIN, HINTS, Annotations, Changes
-from ...ir.nest.loops import AxisKind, Block, Loop, LoopKind, LoopNest, Scope, Update, blocks, walk_nodes
-from ...ir.target import Target
+from ...ir.nest.loops import BLOCK_KINDS, AxisKind, Block, Loop, LoopKind, LoopNest, Scope, Update, blocks, walk_nodes
 
 Combining: TypeAlias = tuple[Hashable, ...]
 # Bytes of accumulators past which the emitter updates targets in memory (``codegen.llvm.reductions``).
 LARGEST_ACCUMULATORS = 1 << 15
-# What scalars and vectors, and vectors of any length, compute alike: one instruction, or one formula of ours.
-_ONE_BY_ONE = (LoopKind.SERIAL, LoopKind.PARALLEL, LoopKind.UNROLLED)
 
 
-def combining(nest: LoopNest, target: Target) -> Combining:
+def combining(nest: LoopNest) -> Combining:
     """The order in which a scheduled nest combines, comparable with that of other schedules of the same nest."""
     found = list(blocks(nest))
     inside = {id(b): (outer[-1].body if outer else nest.body) for b, outer in found}
     local = {b.name for b in nest.locals if b.scope is not Scope.GLOBAL}
+    is_grid = any(lp.kind in BLOCK_KINDS for _, path in found for lp in path)
     parts: list[Hashable] = []
     for block, path in found:
         neighbours = tuple(sorted(n.name for n in inside[id(block)] if _touches(n, block, local)))
         own: tuple[Hashable, ...] = (block.name, block.body, block.axes, neighbours, _hints(block.annotations))
-        if target.is_gpu:
-            own = (*own, _tile_order(block, path) if _rounds(block) else ())
+        if is_grid:
+            own = (*own, _tile_order(block, path) if rounds(block) else ())
         else:
-            own = (*own, _order(block, path) if _rounds(block) else (), _sharing(block, path))
+            own = (*own, _order(block, path) if rounds(block) else (), _sharing(block, path))
         parts.append(own)
-    nest_hints = _hints(nest.annotations) if any(_rounds(b) for b, _ in found) else ()
+    nest_hints = _hints(nest.annotations) if any(rounds(b) for b, _ in found) else ()
     return (*sorted(parts, key=lambda p: p[0]), nest_hints)  # type: ignore[index]
 
 
@@ -54,7 +52,7 @@ def _touches(node: Loop | Block, block: Block, local: set[str]) -> bool:
     return any(r.buffer in theirs for r in block.reads) or any(r.buffer in mine for r in node.reads)
 
 
-def _rounds(block: Block) -> bool:
+def rounds(block: Block) -> bool:
     """Whether a block combines so that the order shows in the last bits."""
     updates = [s for s in block.body if isinstance(s, Update)]
     return any(not s.monoid.exact and any(not v.dtype.is_int for v in s.values) for s in updates)
@@ -82,11 +80,14 @@ def _order(block: Block, path: tuple[Loop, ...]) -> Hashable:
         # Lanes along a reduction: tails, and what shares the lanes, decide how many there are at the end.
         return ("whole", _shape(path[path.index(loops[0]) :]), block.bindings, block.predicate)
     kept = _accumulates(block, path, loops[0], spatial, carried)
+    dims = _selecting(path, loops[0], spatial, carried)
     steps: list[Hashable] = []
     ordered: list[Loop] = []
     for lp in loops:
         copies = kept and lp.kind is LoopKind.UNROLLED and not CHAIN.of(lp)
-        cascade = kept and lp is not loops[0] and CASCADE.of(lp)
+        # A loop between it and the accumulators outside would select among those: then there is no cascade.
+        is_inner = not set(dims) - set(path[path.index(lp) :])
+        cascade = kept and lp is not loops[0] and CASCADE.of(lp) and is_inner
         if copies or cascade:
             steps.append(_sequence(bound, ordered, final=False))
             ordered = []
@@ -132,21 +133,37 @@ def _linear(expr: sympy.Expr, var: sympy.Symbol) -> sympy.Expr | None:
 
 def _factors(loops: list[Loop]) -> Iterator[Hashable]:
     for lp in loops:
-        rest = _hints(tuple((k, v) for k, v in lp.annotations if k not in (CASCADE.name, CHAIN.name)))
+        rest = tuple(h for h in _hints(lp.annotations) if h[0] not in (CASCADE.name, CHAIN.name))
         if rest:
             yield rest
+
+
+def _selecting(
+    path: tuple[Loop, ...], first: Loop, spatial: set[sympy.Symbol], carried: set[sympy.Symbol]
+) -> list[Loop]:
+    """The loops that select one of a block's accumulators: those over targets, and those whose copies keep their own.
+
+    Lanes do not: each has its element of a vector."""
+    vector = _lanes(path)
+    return [
+        lp
+        for lp in path[path.index(first) :]
+        if lp is not vector
+        and (lp.var in spatial or (lp.var in carried and lp.kind is LoopKind.UNROLLED and not CHAIN.of(lp)))
+    ]
+
+
+def _lanes(path: tuple[Loop, ...]) -> Loop | None:
+    return next((lp for lp in path if lp.kind is LoopKind.VECTORIZED), None)
 
 
 def _accumulates(
     block: Block, path: tuple[Loop, ...], first: Loop, spatial: set[sympy.Symbol], carried: set[sympy.Symbol]
 ) -> bool:
     """Whether the emitter keeps accumulators (``reductions.begin``), or updates the targets in memory."""
-    vector = next((lp for lp in path if lp.kind is LoopKind.VECTORIZED), None)
+    vector = _lanes(path)
     size = int(vector.extent) if vector is not None and vector.extent.is_Integer else 1
-    for lp in path[path.index(first) :]:
-        copies = lp.var in carried and lp.kind is LoopKind.UNROLLED and not CHAIN.of(lp)
-        if lp is vector or (lp.var not in spatial and not copies):
-            continue
+    for lp in _selecting(path, first, spatial, carried):
         if not lp.extent.is_Integer:
             return False
         size *= int(lp.extent)

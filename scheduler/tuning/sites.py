@@ -13,37 +13,31 @@ from typing import Any
 import sympy
 
 from ...ir.expr.value import is_value
-from ...ir.nest.hints import (
-    CASCADE,
-    EARLY,
-    EVICT,
-    GRAIN,
-    HOLD,
-    NUM_STAGES,
-    NUM_WARPS,
-    PEEL,
-    PREFETCH,
-    PREFETCH_STORES,
-    RESIDENT,
-    Hint,
-)
-from ...ir.nest.loops import AxisKind, Block, Loop, LoopKind, LoopNest, Scope, blocks, walk_nodes
+from ...ir.nest.hints import HINTS, Annotated, Changes, Hint, Place
+from ...ir.nest.loops import AxisKind, Block, Loop, LoopKind, LoopNest, blocks, walk_nodes
 from ...ir.target import Target
+from ..primitives.analysis.tree import blocks_under
 from ..schedule.trace import Step
-from .edits import SHARED, Base, Edit, step_name
+from .edits import AND, Base, TraceEdit, is_team, is_tile, step_name
+from .order import rounds
 
-# Lanes in registers, iterations of a chunk, a tile, a jam and an unrolled loop, and bytes ahead that are fetched.
-REGISTERS = (1, 2, 4, 8, 16)
-CHUNKS, TILES, JAMS, UNROLLS, AHEAD = (2, 4, 8, 16, 32, 64), (4, 8, 16, 32, 64, 128), (2, 4, 8), (2, 4, 8), (0, 128, 256, 512, 1024, 2048)  # fmt: skip
-GRAINS = (1, 1 << 12, 1 << 18, 1 << 22)
+# Registers of lanes; elements of a tile's axis; iterations of a chunk, a tile, a jam and an unrolled loop.
+REGISTERS, ELEMENTS = (1, 2, 4, 8, 16), (32, 64, 128, 256, 512, 1024)
+CHUNKS, TILES, JAMS, UNROLLS = (2, 4, 8, 16, 32, 64), (4, 8, 16, 32, 64, 128), (2, 4, 8), (2, 4, 8)
+# What a hint may be that takes any number: so many, and so many times what holds where nothing is said.
+COUNTS, TIMES = (0, 128, 256, 512, 1024, 2048), (1 / 32, 1 / 8, 8, 128)
+# A hint of no more values is tried with each.
+FEW = 8
 # A loop of no more iterations may be written out as a whole, and be jammed.
 WRITTEN = 16
+# Hints that speak of tensorized blocks, or of what data decide there.
+OF_PRODUCTS = ("descriptor", "transposed", "column_parts", "data_ends", "warp_specialize")
 # Steps that a rule can do without.
 OPTIONAL = ("merge", "unroll", "annotate", "parallel", "compute_inline", "pipeline")
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class EditSite:
     """One place of a schedule and the values that may stand there. ``reduces``: it may change an order of combining.
     ``here`` is the factor that the rule has there, ``is_lanes`` whether it is of lanes or of a tile."""
 
@@ -54,92 +48,86 @@ class Site:
     here: int | None = None
     is_lanes: bool = False
 
-    def edits(self) -> Iterator[Edit]:
+    def edits(self) -> Iterator[TraceEdit]:
         """The edit of each value."""
-        return (Edit(self.kind, self.at, v) for v in self.values)
+        return (TraceEdit(self.kind, self.at, v) for v in self.values)
 
 
-def sites_of(base: Base, nest: LoopNest, target: Target) -> tuple[Site, ...]:
+def sites_of(base: Base, nest: LoopNest, target: Target) -> tuple[EditSite, ...]:
     """The sites of a rule's schedule, always in the same order."""
     made = base.schedule.nest
     found = [*_inlined(nest), *_factors(base, target), *_steps(base, target)]
-    if target.is_gpu:
-        found += _gpu_hints(made)
-    else:
-        found += [*_loops(made), *_placements(made), *_cpu_hints(made)]
+    is_grid = target.is_gpu
+    # Copies of a GPU's tiles are registers, which loops do not share.
+    found += [*_loops(made), *_placements(made, copies=not is_grid), *_hints(made, "gpu" if is_grid else "cpu")]
     return tuple(s for s in found if s.values)
 
 
 # --- before the rule, and its steps -----------------------------------------------------------------------------------
 
 
-def _inlined(nest: LoopNest) -> Iterator[Site]:
+def _inlined(nest: LoopNest) -> Iterator[EditSite]:
     local = {b.name for b in nest.locals}
     for block, _ in blocks(nest):
         writes = block.writes
         if not block.is_reduction and len(writes) == 1 and writes[0].buffer in local:
-            yield Site("inline", block.name, (1,))
+            yield EditSite("inline", block.name, (1,))
 
 
-def _factors(base: Base, target: Target) -> Iterator[Site]:
+def _factors(base: Base, target: Target) -> Iterator[EditSite]:
     """The factors of splits, those of several blocks that must agree together."""
-    lanes = _lanes(base)
+    tiles = {str(dict(s.args)["loop"]): s.primitive for s in base.trace.steps if is_tile(s)}
     carried = _carried(base)
-    linked: dict[tuple[str, tuple[Any, ...]], list[tuple[Step, sympy.Expr]]] = {}
+    linked: dict[tuple[frozenset[str], tuple[Any, ...]], list[tuple[Step, sympy.Expr]]] = {}
     for k, step in enumerate(base.trace.steps):
         if step.primitive == "split":
             args = dict(step.args)
-            key = (_ending(args["loop"]), args["factors"])
-            linked.setdefault(key, []).append((step, base.states[k].extent(args["loop"])))
+            state = base.states[k]
+            key = (_axes(state.loop(args["loop"])), args["factors"])
+            linked.setdefault(key, []).append((step, state.extent(args["loop"])))
     merged = {name for s in base.trace.steps if s.primitive == "merge" for _, name in s.args}
-    for (ending, factors), group in linked.items():
+    for (_, factors), group in linked.items():
         names = [r for s, _ in group for r in s.results]
-        together = len(group) > 1 and (target.is_gpu or any(n in merged for n in names))
+        # Stages of one tile have its shape, and loops that are one have one extent.
+        together = len(group) > 1 and any(n in merged or tiles.get(n) == "bind" for n in names)
         for one in [group] if together else [[g] for g in group]:
-            step, extent = one[0]
-            loop = f"{SHARED}{ending}" if together else dict(step.args)["loop"]
+            _, extent = one[0]
+            loop = AND.join(dict(s.args)["loop"] for s, _ in one)
             reduces = any(n in carried for s, _ in one for n in (dict(s.args)["loop"], *s.results))
             for place, factor in enumerate(factors):
                 if isinstance(factor, int) and not isinstance(factor, bool):
-                    is_lanes = any(s.results[place] in lanes for s, _ in one)
-                    values = _near(factor, extent, target, is_lanes)
-                    yield Site("factor", f"{loop}.{place}", values, reduces, factor, is_lanes)
+                    made_by = [tiles[s.results[place]] for s, _ in one if s.results[place] in tiles]
+                    is_lanes = bool(made_by)
+                    # How a tile is laid over threads follows from all of its axes.
+                    reduces = reduces or (made_by[:1] == ["bind"] and bool(carried))
+                    values = _near(factor, extent, target, made_by[0] if made_by else "")
+                    yield EditSite("factor", f"{loop}.{place}", values, reduces, factor, is_lanes)
 
 
-def _ending(loop: str) -> str:
-    """A loop's name without that of its block."""
-    return f"_{loop.split('_', 1)[1]}" if "_" in loop else loop
-
-
-def _lanes(base: Base) -> set[str]:
-    return {
-        str(dict(s.args)["loop"])
-        for s in base.trace.steps
-        if s.primitive == "vectorize" or (s.primitive == "bind" and dict(s.args)["thread"].startswith("thread"))
-    }
+def _axes(loop: Loop) -> frozenset[str]:
+    """The axes of blocks that a loop moves."""
+    return frozenset(
+        a.var.name
+        for block in blocks_under(loop)
+        for a, e in zip(block.axes, block.bindings, strict=True)
+        if loop.var in e.free_symbols
+    )
 
 
 def _carried(base: Base) -> set[str]:
-    """Every loop, of any state, that carries a reduction."""
-    found: set[str] = set()
-    for nest in {id(s.nest): s.nest for s in (*base.states, base.schedule)}.values():
-        for block, _ in blocks(nest):
-            for a, e in zip(block.axes, block.bindings, strict=True):
-                if a.kind is not AxisKind.SPATIAL:
-                    found |= {s.name for s in e.free_symbols}
-    return found
+    """Every loop, of any state, along which something rounds."""
+    nests = {id(s.nest): s.nest for s in (*base.states, base.schedule)}.values()
+    return set().union(*map(_over, nests))
 
 
-def _near(factor: int, extent: sympy.Expr, target: Target, is_lanes: bool) -> tuple[int, ...]:
+def _near(factor: int, extent: sympy.Expr, target: Target, tile: str) -> tuple[int, ...]:
+    """Other factors; ``tile`` is the primitive that makes lanes or a tile of that part, if one does."""
     most = 2 * int(extent) if extent.is_Integer else 1 << 16
-    if target.is_gpu:
-        wanted = [factor // 4, factor // 2, factor * 2, factor * 4]
-        if not is_lanes:
-            wanted += [1, 2, 4, 8]
-    elif is_lanes:
+    wanted = [factor // 4, factor // 2, factor * 2, factor * 4]
+    if tile == "vectorize":
         wanted = [target.lanes(4) * r for r in REGISTERS] + [target.lanes(4) // 2]
-    else:
-        wanted = [1, factor // 4, factor // 2, factor * 2, factor * 4, *_divisors(extent, factor)]
+    elif not tile:
+        wanted += [1, *_divisors(extent, factor)]
     return tuple(sorted({w for w in wanted if 1 <= w < most and w != factor and w <= 1 << 14}))
 
 
@@ -151,7 +139,7 @@ def _divisors(extent: sympy.Expr, near: int) -> list[int]:
     return [d for d in range(max(near // 2, 1), 2 * near + 1) if n % d == 0][:4]
 
 
-def _steps(base: Base, target: Target) -> Iterator[Site]:
+def _steps(base: Base, target: Target) -> Iterator[EditSite]:
     """Steps that may be left out, lanes of whole loops, and what a thread or a program takes at a time."""
     carried = _carried(base)
     split = {r for s in base.trace.steps if s.primitive == "split" for r in s.results}
@@ -161,26 +149,26 @@ def _steps(base: Base, target: Target) -> Iterator[Site]:
         state = base.states[k]
         if step.primitive in OPTIONAL and not (step.primitive == "annotate" and args["at"] == ""):
             touches = {str(v) for v in args.values()} & carried
-            yield Site("omit", step_name(step), (1,), step.primitive != "merge" and bool(touches))
-        tile = step.primitive == "vectorize" or (step.primitive == "bind" and args["thread"].startswith("thread"))
-        if tile and loop not in split:
+            yield EditSite("omit", step_name(step), (1,), step.primitive != "merge" and bool(touches))
+        if is_tile(step) and loop not in split:
             extent = state.extent(loop)
-            wanted = [target.lanes(4) * r for r in REGISTERS] if not target.is_gpu else [64, 128, 256, 512, 1024]
+            lanes = step.primitive == "vectorize"
+            wanted = [target.lanes(4) * r for r in REGISTERS] if lanes else ELEMENTS
             if extent.is_Integer:
-                yield Site("lanes", loop, tuple(w for w in wanted if w < int(extent)), loop in carried)
-        if step.primitive == "parallel" or (step.primitive == "bind" and args["thread"].startswith("block")):
+                yield EditSite("lanes", loop, tuple(w for w in wanted if w < int(extent)), loop in carried)
+        if is_team(step):
             extent = state.extent(loop)
             count = int(extent) if extent.is_Integer else state.nest.symbols.hint(extent)
-            yield Site("chunk", loop, tuple(c for c in CHUNKS if c * target.cores <= count))
+            yield EditSite("chunk", loop, tuple(c for c in CHUNKS if c * target.cores <= count))
             node = state.loop(loop)
             if len(node.body) == 1 and isinstance(node.body[0], Loop) and node.body[0].kind is LoopKind.SERIAL:
-                yield Site("team", loop, (1,))
+                yield EditSite("team", loop, (1,))
 
 
 # --- loops of what the rule makes -------------------------------------------------------------------------------------
 
 
-def _loops(nest: LoopNest) -> Iterator[Site]:
+def _loops(nest: LoopNest) -> Iterator[EditSite]:
     over = _over(nest)
     for node, _ in walk_nodes(nest.body):
         if not isinstance(node, Loop) or node.kind is not LoopKind.SERIAL or node.extent == 1:
@@ -190,25 +178,26 @@ def _loops(nest: LoopNest) -> Iterator[Site]:
         inside = node.body[0] if len(node.body) == 1 else None
         if isinstance(inside, Loop) and inside.kind is LoopKind.SERIAL:
             both = reduces and inside.var.name in over
-            yield Site("order", name, (inside.var.name,), both)
-            yield Site("tile", name, tuple(t for t in TILES if count is None or 2 * t <= count), both)
-            yield Site("jam", name, tuple(j for j in JAMS if count is None or 2 * j <= count), reduces)
+            yield EditSite("order", name, (inside.var.name,), both)
+            yield EditSite("tile", name, tuple(t for t in TILES if count is None or 2 * t <= count), both)
+            yield EditSite("jam", name, tuple(j for j in JAMS if count is None or 2 * j <= count), reduces)
         whole = (0,) if count is not None and count <= WRITTEN else ()
-        yield Site("unroll", name, (*whole, *(u for u in UNROLLS if count is None or 2 * u <= count)), reduces)
+        yield EditSite("unroll", name, (*whole, *(u for u in UNROLLS if count is None or 2 * u <= count)), reduces)
 
 
 def _over(nest: LoopNest) -> set[str]:
-    """Loops that carry a reduction."""
+    """Loops along which something is combined that rounds."""
     return {
         s.name
         for b, _ in blocks(nest)
+        if rounds(b)
         for a, e in zip(b.axes, b.bindings, strict=True)
         if a.kind is not AxisKind.SPATIAL
         for s in e.free_symbols
     }
 
 
-def _placements(nest: LoopNest) -> Iterator[Site]:
+def _placements(nest: LoopNest, copies: bool) -> Iterator[EditSite]:
     """Blocks that may move to the loops of those that read them, and copies of what loops use again and again."""
     found = list(blocks(nest))
     local = {b.name for b in nest.locals}
@@ -216,16 +205,18 @@ def _placements(nest: LoopNest) -> Iterator[Site]:
         made = {w.buffer for w in block.writes}
         readers = [(b, p) for b, p in found if b is not block and any(ld.buffer in made for ld in b.reads)]
         if made <= local and len(readers) == 1:
-            yield Site("compute_at", block.name, tuple(lp.var.name for lp in readers[0][1] if lp not in path))
+            yield EditSite("compute_at", block.name, tuple(lp.var.name for lp in readers[0][1] if lp not in path))
         sources = [p for b, p in found if b is not block and {w.buffer for w in b.writes} & _reads(block)]
         if len(sources) == 1 and not block.is_reduction:
-            yield Site("reverse_compute_at", block.name, tuple(lp.var.name for lp in sources[0] if lp not in path))
+            yield EditSite("reverse_compute_at", block.name, tuple(lp.var.name for lp in sources[0] if lp not in path))
+        if not copies:
+            continue
         serial = [lp.var.name for lp in path if lp.kind in (LoopKind.SERIAL, LoopKind.PARALLEL)]
         params = {b.name for b in nest.params}
         again = [ld.buffer for ld in block.reads if ld.buffer in params and _is_used_again(block, path, ld.indices)]
         for kind in ("cache_read", "pack") if again else ():
-            yield Site(kind, block.name, tuple(f"{b}@{lp}" for b in dict.fromkeys(again) for lp in serial))
-        yield Site(
+            yield EditSite(kind, block.name, tuple(f"{b}@{lp}" for b in dict.fromkeys(again) for lp in serial))
+        yield EditSite(
             "cache_write", block.name, tuple(f"{b}@{lp}" for b in sorted(made) if b in params for lp in serial[:-1])
         )
 
@@ -248,37 +239,38 @@ def _is_used_again(block: Block, path: tuple[Loop, ...], indices: tuple[Any, ...
 # --- hints ------------------------------------------------------------------------------------------------------------
 
 
-def _hint(at: str, hint: Hint[Any], values: tuple[int | str, ...], node: Any, buffer: str = "") -> Site:
-    here = hint.of(node, buffer)
-    key = hint.key(buffer) if buffer else hint.name
-    return Site("hint", f"{at}:{key}", tuple(v for v in values if v != here), hint.changes.name != "SPEED")
-
-
-def _cpu_hints(nest: LoopNest) -> Iterator[Site]:
+def _hints(nest: LoopNest, kind: str) -> Iterator[EditSite]:
+    """Every hint that the target's emitter reads, wherever it may stand; one for a buffer for each that is read."""
     over = _over(nest)
+    products = any(HINTS["tensorize"].of(b) for b, _ in blocks(nest))
+    places: list[tuple[str, Annotated, Place, LoopKind | None]] = [("", nest, Place.NEST, None)]
     for node, _ in walk_nodes(nest.body):
-        if not isinstance(node, Loop):
-            continue
-        name = node.var.name
-        if node.kind is LoopKind.PARALLEL:
-            yield _hint(name, GRAIN, GRAINS, node)
-        lanes = any(isinstance(n, Block) or n.kind is LoopKind.VECTORIZED for n in node.body)
-        if node.kind in (LoopKind.SERIAL, LoopKind.PARALLEL) and lanes:
-            yield _hint(name, PREFETCH, AHEAD, node)
-            yield _hint(name, PREFETCH_STORES, AHEAD, node)
-        if node.kind is LoopKind.SERIAL and name in over:
-            yield _hint(name, CASCADE, (True,), node)
-            yield _hint(name, HOLD, (True,), node)
+        if isinstance(node, Loop) and node.extent != 1:
+            places.append((node.var.name, node, Place.LOOP, node.kind))
+    read = [b.name for b in nest.params if b.name not in nest.outputs]
+    for at, node, place, loop in places:
+        for hint in HINTS.values():
+            if hint.given_by != "annotate" or kind not in hint.targets:
+                continue
+            if hint.changes not in (Changes.SPEED, Changes.ORDER) or (hint.name in OF_PRODUCTS and not products):
+                continue
+            if place not in hint.places or (loop is not None and loop not in hint.kinds):
+                continue
+            if place is Place.LOOP and hint.changes is not Changes.SPEED and at not in over:
+                continue
+            for buffer in read if hint.of_buffer else [""]:
+                here = hint.of(node, buffer)
+                key = hint.key(buffer) if buffer else hint.name
+                values = tuple(v for v in _values(hint) if v != here)
+                yield EditSite("hint", f"{at}:{key}", values, hint.changes is not Changes.SPEED and bool(over))
 
 
-def _gpu_hints(nest: LoopNest) -> Iterator[Site]:
-    yield _hint("", NUM_WARPS, (1, 2, 4, 8, 16), nest)
-    yield _hint("", RESIDENT, (0, 1, 2, 4, 8, 16), nest)
-    yield _hint("", PEEL, (True, False), nest)
-    for node, _ in walk_nodes(nest.body):
-        if isinstance(node, Loop) and node.kind is LoopKind.SERIAL and node.extent != 1:
-            yield _hint(node.var.name, NUM_STAGES, (1, 2, 3, 4, 5), node)
-    for b in nest.params:
-        if b.scope is Scope.GLOBAL and b.name not in nest.outputs:
-            yield _hint("", EVICT, ("evict_first", "evict_last"), nest, b.name)
-            yield _hint("", EARLY, (True, False), nest, b.name)
+def _values(hint: Hint[Any]) -> tuple[int | str, ...]:
+    if hint.choices:
+        return hint.choices
+    if isinstance(hint.default, bool):
+        return (False, True)
+    if hint.high is not None:
+        every = range(hint.low, hint.high + 1)
+        return tuple(every) if len(every) <= FEW else tuple(v for v in (0, 1, 2, 4, 8, 16, 32) if v in every)
+    return COUNTS if not hint.default else (hint.default, *(int(hint.default * t) for t in TIMES))

@@ -22,9 +22,9 @@ from ..rules import design_space
 from ..rules.registry import Rule, Value
 from ..schedule.schedule import Schedule, replay
 from ..schedule.trace import Trace
-from .edits import BEFORE, WITHIN, Base, Edit, arranged, finished, followed, inline
+from .edits import BEFORE, OTHER_BLOCKS, WITHIN, Base, TraceEdit, arranged, finished, followed, inline
 from .order import Combining, combining
-from .sites import Site, sites_of
+from .sites import EditSite, sites_of
 
 Numerics: TypeAlias = Literal["same", "any"]
 Params: TypeAlias = tuple[tuple[str, Value], ...]
@@ -43,7 +43,7 @@ class Draft:
 
     rule: str
     params: Params
-    edits: tuple[Edit, ...] = ()
+    edits: tuple[TraceEdit, ...] = ()
 
     def __str__(self) -> str:
         given = ", ".join(f"{k}={v}" for k, v in self.params)
@@ -57,7 +57,7 @@ class Draft:
     @staticmethod
     def from_plain(data: Mapping[str, Any]) -> Draft:
         """Raises KeyError, TypeError and ValueError where the data are no draft."""
-        edits = (Edit(str(kind), str(at), value) for kind, at, value in data["edits"])
+        edits = (TraceEdit(str(kind), str(at), value) for kind, at, value in data["edits"])
         return Draft(str(data["rule"]), tuple(dict(data["params"]).items()), arranged(edits))
 
 
@@ -73,8 +73,8 @@ class Space:
         rules = design_space(nest, target).rules
         self._rules: dict[str, Rule] = {}
         self.values: dict[str, Mapping[str, tuple[Value, ...]]] = {}
-        self._bases: OrderedDict[tuple[str, Params, tuple[Edit, ...]], Base | None] = OrderedDict()
-        self._sites: dict[tuple[str, Params], dict[tuple[str, str], Site]] = {}
+        self._bases: OrderedDict[tuple[str, Params, tuple[TraceEdit, ...]], Base | None] = OrderedDict()
+        self._sites: dict[tuple[str, Params], dict[tuple[str, str], EditSite]] = {}
         # What others compute once for the whole space, by their names.
         self.memo: dict[str, Any] = {}
         self._replayed: OrderedDict[Draft, Schedule | None] = OrderedDict()
@@ -90,7 +90,7 @@ class Space:
         if numerics == "same":
             base = self._base(self.default())
             assert base is not None
-            self._order = combining(base.schedule.nest, target)
+            self._order = combining(base.schedule.nest)
             kept = {n for n in self._rules if n == self.default().rule or self.replayed(self._first(n)) is not None}
             self._rules = {n: r for n, r in self._rules.items() if n in kept}
             self.values = {n: self._alike(n) for n in self._rules}
@@ -154,7 +154,7 @@ class Space:
             return self.mutated(rng.choice((a, b)), rng)
         other = dict(b.params)
         params = tuple((k, v if rng.random() < 0.5 else other[k]) for k, v in a.params)
-        places: dict[tuple[str, str], list[Edit | None]] = {}
+        places: dict[tuple[str, str], list[TraceEdit | None]] = {}
         for k, parent in enumerate((a, b)):
             for e in parent.edits:
                 places.setdefault((e.kind, e.at), [None, None])[k] = e
@@ -211,19 +211,20 @@ class Space:
         found = self._base(Draft(draft.rule, draft.params))
         return None if found is None else found.schedule
 
-    def sites(self, draft: Draft) -> tuple[Site, ...]:
+    def sites(self, draft: Draft) -> tuple[EditSite, ...]:
         """Where a draft may be edited, and by what."""
         return tuple(self.site_table(draft).values())
 
-    def site_table(self, draft: Draft) -> Mapping[tuple[str, str], Site]:
+    def site_table(self, draft: Draft) -> Mapping[tuple[str, str], EditSite]:
         """The sites of a draft by what an edit has of them: its kind and place."""
         params = self._first(draft.rule).params if self._is_large(draft.rule) else draft.params
         key = (draft.rule, params)
         if key not in self._sites:
             base = self._base(Draft(draft.rule, params))
             found = () if base is None else sites_of(base, self.nest, self.target)
-            same = self.numerics == "same"
-            self._sites[key] = {(s.kind, s.at): s for s in found if not (s.reduces and same)}
+            if self.numerics == "same":
+                found = tuple(s for s in found if not s.reduces and s.kind not in OTHER_BLOCKS)
+            self._sites[key] = {(s.kind, s.at): s for s in found}
         return self._sites[key]
 
     def _is_large(self, rule: str) -> bool:
@@ -262,8 +263,10 @@ class Space:
         sites = self.sites(draft)
         if not sites or len(draft.edits) >= MOST_EDITS:
             return draft
-        site = rng.choice(sites)
-        return replace(draft, edits=arranged((*draft.edits, Edit(site.kind, site.at, rng.choice(site.values)))))
+        # Kinds are alike likely, however many places each has.
+        kind = rng.choice(list(dict.fromkeys(s.kind for s in sites)))
+        site = rng.choice([s for s in sites if s.kind == kind])
+        return replace(draft, edits=arranged((*draft.edits, TraceEdit(site.kind, site.at, rng.choice(site.values)))))
 
     def _tuned(self, draft: Draft, rng: random.Random) -> Draft:
         values = self.values[draft.rule]
@@ -300,7 +303,7 @@ class Space:
             self._bases.popitem(last=False)
         return base
 
-    def _made(self, draft: Draft, before: Sequence[Edit]) -> Base:
+    def _made(self, draft: Draft, before: Sequence[TraceEdit]) -> Base:
         begun = Schedule(self.nest, draft.rule)
         for e in before:
             inline(begun, e)
@@ -321,7 +324,7 @@ class Space:
         return schedule if self._fits(schedule) else None
 
     def _fits(self, schedule: Schedule) -> bool:
-        return self._order is None or combining(schedule.nest, self.target) == self._order
+        return self._order is None or combining(schedule.nest) == self._order
 
 
 class _Followed(Schedule):
