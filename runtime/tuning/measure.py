@@ -20,8 +20,8 @@ from ...ir.nest.loops import Buffer, LoopNest, Update, blocks
 from ...scheduler.tuning.database import Verdict
 from ...scheduler.tuning.race import turns
 
-# Seconds of one sample (calls repeat to fill it), and of rounds that are run at a time: the round in which they are over
-# is the last.
+# Seconds of one sample (calls repeat to fill it), and of rounds that are run at a time: the last one is that in which
+# they are over.
 SAMPLE_SECONDS = 4e-4
 ROUNDS_SECONDS = 2.0
 # Inputs and outputs beyond this many bytes are not allocated only to find out which schedule is faster.

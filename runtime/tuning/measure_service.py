@@ -1,8 +1,8 @@
 """What runs candidates of tuning, in a process of its own (``service_worker.py``).
 
-A request says what to ``do``: ``begin`` with a nest, ``prepare`` the code of a candidate, ``time`` what is prepared in so
-many rounds, ``drop`` some of it, ``end``. An answer holds samples, or an ``error``: why there are none, with the
-``verdict``. After an error the GPU of a process may do nothing any more; the answer then says that it is ``lost``.
+A request says what to ``do``: ``begin`` with a nest, ``prepare`` the code of a candidate, ``time`` what is prepared in
+so many rounds, ``drop`` some of it, ``end``. An answer holds samples, or a ``verdict`` and its ``reason``: why there
+are none. After an error the GPU of a process may do nothing any more; the answer then says that it is ``lost``.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class MeasureService:
         except ERRORS as error:
             text = f"{type(error).__name__}: {error}" if not isinstance(error, MlcError) else str(error)
             verdict = error.verdict if isinstance(error, MeasureError) else Verdict.FAILED
-            return {"error": text, "verdict": verdict.value, "lost": self._is_lost()}, ()
+            return {"reason": text, "verdict": verdict.value, "lost": self._is_lost()}, ()
 
     def _done(self, request: Mapping[str, Any], parts: Sequence[bytes]) -> dict[str, Any]:
         match request["do"]:

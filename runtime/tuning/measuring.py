@@ -292,11 +292,11 @@ class WorkerMeasurer:
             raise MeasureError(_told(lost, seconds), Verdict.LATE if late else Verdict.CRASHED) from lost
         except RefusedError as error:
             raise MeasuringError(f"the process that measures is defective: {error}") from error
-        if "error" in answer:
+        if "verdict" in answer:
             if answer["lost"]:
                 self._process.end()
             verdict = Verdict.CRASHED if answer["lost"] else Verdict(answer["verdict"])
-            raise MeasureError(answer["error"], verdict)
+            raise MeasureError(answer["reason"], verdict)
         return answer
 
 

@@ -138,8 +138,8 @@ class Outcome:
     """What a search ended with.
 
     ``trace`` is the schedule to take, the default's unless ``is_faster``; ``found`` compares it with the default, by
-    samples of its own; ``sigma`` is the noise of a ratio (0.01 is 1 %). ``seconds`` took the search, ``default_seconds``
-    a call of the default. ``hidden`` is what the best one seemed to gain where noise was above that.
+    samples of its own; ``sigma`` is the noise of a ratio (0.01 is 1 %). The search took ``seconds``, and a call of the
+    default takes ``default_seconds``. ``hidden`` is what the best one seemed to gain where noise was above that.
     """
 
     name: str
@@ -408,7 +408,8 @@ class _Search:
         """The fastest that seem to gain what counts, and whose code differs."""
         faster = [
             t for t in self.trials.values()
-            if t.found is not None and t.verdict is Verdict.TIMED and t.found.gain > LEAST_GAIN and t is not self.default
+            if t.found is not None and t.verdict is Verdict.TIMED and t.found.gain > LEAST_GAIN
+            and t is not self.default
         ]  # fmt: skip
         by_code: dict[str, Trial] = {}
         for t in sorted(faster, key=lambda t: (t.found.ratio if t.found else 1.0, t.number is None)):

@@ -31,6 +31,7 @@ class MisbehavingLibrary(PlayedLibrary):
     every call fails: the context is gone."""
 
     modules: list[str] = field(default_factory=list)
+    ran: set[int] = field(default_factory=set)
     sticky: int = 0
 
     def _load(self, module: Any, code: int) -> int:
@@ -51,6 +52,9 @@ class MisbehavingLibrary(PlayedLibrary):
         behaviour, cells = self.modules[function - 1].split()[0], rest[8]
         if self.sticky:
             return self.sticky
+        if behaviour.endswith("-later"):  # the first time it does what is right
+            behaviour = behaviour.removesuffix("-later") if function in self.ran else "double"
+            self.ran.add(function)
         given, made = (ctypes.c_uint64.from_address(cells[k]).value for k in range(2))
         count = ctypes.c_int32.from_address(cells[2]).value
         source, target = ((ctypes.c_float * count).from_address(a) for a in (given, made))
