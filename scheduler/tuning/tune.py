@@ -367,11 +367,11 @@ class _Search:
         finalists = self._finalists()
         absent = [t for t in finalists if t.number is None]
         schedules = [s for t in absent if (s := self.space.replayed(t.draft)) is not None]
-        for trial, found in zip(absent, self.measurer.enter(schedules), strict=True):
-            if isinstance(found, Failure):
-                self._fail(trial, found)
+        for trial, entered in zip(absent, self.measurer.enter(schedules), strict=True):
+            if isinstance(entered, Failure):
+                self._fail(trial, entered)
             else:
-                trial.number = found.number
+                trial.number = entered.number
         finalists = [t for t in finalists if t.number is not None]
         own = Race(self.race.default, self.race.twin)
         tries = len(finalists)
