@@ -109,7 +109,7 @@ def is_cacheable(options: Options, gm: fx.GraphModule, example_inputs: Sequence[
     Not where something is wanted of the compilation itself, or where it depends on what no key can tell. Graphs of a
     single operation gain by it: one of a linear layer takes 15 ms instead of 55, and 15 more where it is new.
     """
-    wanted = options.shows_stages or options.memory_limit is not None or options.tune or options.verify > 1
+    wanted = options.shows_stages or options.memory_limit is not None or options.retunes or options.verify > 1
     if not options.cache or wanted or options.schedules is not None:
         return False
     # AOTAutograd may take a plain float for a constant, with a guard that no entry holds: only those of integers are.

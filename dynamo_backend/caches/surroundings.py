@@ -81,13 +81,15 @@ def _told(of: object) -> str:
 
 
 def _settings(options: Options) -> str:
-    """Strictness and tuning change which code is found, never what a key means; but what is chosen by predictions is
-    nobody else's."""
+    """Strictness and tuning change which code is found, never what a key means; but what predictions choose, or the
+    model, is nobody else's."""
     predicted = " predicted" * predicted_schedules(options)
     fixed = torch.are_deterministic_algorithms_enabled()
     filled = " filled" * (fixed and torch.utils.deterministic.fill_uninitialized_memory)
     order = f"fixed{filled}" if fixed else "free"
-    return f"{replace(options, tune=False, strict=False).fingerprint()} {order}{predicted}"
+    return (
+        f"{replace(options, tune=options.tune == 'model' and 'model', strict=False).fingerprint()} {order}{predicted}"
+    )
 
 
 def surroundings(options: Options, devices: Iterable[str]) -> dict[str, str]:

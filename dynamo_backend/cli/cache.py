@@ -12,7 +12,7 @@ from rich.table import Table
 from ...runtime.cache.cache import DiskCache
 from .near import Commands, program_name, tell
 from .options import cache_folder_here
-from .tune import counted, forget_tuned, summary, tuned_here
+from .tuned import counted, forget_tuned, summary, tuned_here
 
 
 def cache_here() -> DiskCache:

@@ -15,7 +15,7 @@ from ...ir.target import Target
 from ...runtime.targets import cpu_target, target_for
 from ..demo.train import cpp_compiler
 from .cache import cache_here
-from .tune import counted, summary, tuned_here
+from .tuned import counted, summary, tuned_here
 
 PACKAGES = ("torch", "triton", "llvmlite", "sympy", "numpy")
 

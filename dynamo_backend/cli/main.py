@@ -14,7 +14,7 @@ COMMANDS = {
     "info": ("cli.info", "Versions, targets, compilers found, the cache folder and what it holds."),
     "doctor": ("doctor.command", "Check this machine: does it compile, launch, agree with eager; how to mend it."),
     "cache": ("cli.cache", "List or clear the disk cache."),
-    "tune": ("cli.tune", "List, export or clear what tuning has measured."),
+    "tune": ("cli.tune", "What tuning has measured: show, list, share, verify, clear; train the cost model."),
     "options": ("cli.options", "Every setting, its value here and where that comes from."),
 }
 

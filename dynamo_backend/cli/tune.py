@@ -1,80 +1,42 @@
-"""`torch-mlc tune list|export|clear`."""
+"""`torch-mlc tune show|list|export|import|verify|train|clear`."""
 
 from __future__ import annotations
 
 import json
 import sys
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import asdict
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import groupby
+from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from ...runtime.cache.fingerprint import environment_fingerprint
-from ...scheduler.error import DatabaseWarning
 from ...scheduler.schedule.overrides import SHORT
-from ...scheduler.tuning.database import Database, Tuned
+from ...scheduler.tuning.database import Measured, Record
 from ..compiling.tuning import DATABASE
 from .near import Commands, program_name, tell
 from .options import cache_folder_here
+from .tune_files import export, import_measurements, verify
+from .tuned import counted, database_here, duration, forget_tuned, speed, summary, tuned_here
 
-
-@contextmanager
-def database_here(*, predicted: bool = False) -> Iterator[Database | None]:
-    """The tuning database beside the cache, or what it knows of predictions; None where there is none, which this does
-    not make."""
-    path = cache_folder_here() / DATABASE
-    if not path.exists():
-        yield None
-        return
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always", DatabaseWarning)
-        with Database(path, environment_fingerprint(), predicted=predicted) as database:
-            yield database
-    for warning in found:
-        raise click.ClickException(str(warning.message))
-
-
-def tuned_here() -> list[Tuned]:
-    """Every kernel that was tuned, by workload and target: what was measured, then what was predicted."""
-    found = []
-    for predicted in (False, True):
-        with database_here(predicted=predicted) as database:
-            found += database.tuned() if database is not None else []
-    return found
-
-
-def counted(number: int, what: str, many: str = "") -> str:
-    """A number of things: "1 kernel", "2 kernels"."""
-    return f"{number} {what if number == 1 else many or what + 's'}"
-
-
-def summary(tuned: list[Tuned]) -> str:
-    """How much there is: "3 tuned kernels, 40 measurements"."""
-    measured, predicted = (sum(t.measured for t in tuned if t.predicted == which) for which in (False, True))
-    parts = [counted(len(tuned), "tuned kernel")]
-    parts += [counted(measured, "measurement")] if measured or not predicted else []
-    parts += [counted(predicted, "prediction")] if predicted else []
-    return ", ".join(parts)
-
-
-def duration(seconds: float) -> str:
-    """Three digits in a unit that fits: 0.0000123 is "12.3 us"."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds * 1e9:.3g} ns"
+# Measurements of one kernel on one target that `show` prints.
+_SHOWN = 12
+_TRAINING = "torch_mlc.runtime.tuning.train"
 
 
 @click.group(cls=Commands)
 def tune() -> None:
-    """List, export or clear what tuning has measured (MLC_TUNE=1, or mode="max-autotune").
+    """What tuning has measured (MLC_TUNE=1, or mode="max-autotune"): look at it, share it, clear it.
 
-    The fastest schedule of a kernel that was measured is used by every later compilation, tuned or not, until it is
+    The best schedule of a kernel that was measured is used by every later compilation, tuned or not, until it is
     cleared. What was predicted for a GPU that is not here is used by later tuning for it alone."""
+
+
+for command in (export, import_measurements, verify):
+    tune.add_command(command)
 
 
 @tune.command("list")
@@ -87,59 +49,125 @@ def list_tuned(limit: int, as_json: bool) -> None:
     if as_json:
         rows = [
             {
-                "workload": t.workload, "target": t.target, "measured": t.measured, "date": t.date,
-                "predicted": t.predicted,
-                "seconds": t.best.seconds if t.best else None, "rule": t.best.trace.rule if t.best else None,
-                "schedule": list(map(str, t.best.trace.steps)) if t.best else None,
+                "workload": t.workload, "target": t.target, "measured": t.measured, "failed": t.failed, "date": t.date,
+                "predicted": t.predicted, **_told(t.best),
             }
             for t in tuned
         ]  # fmt: skip
         tell(json.dumps({"database": str(path), "tuned": rows}, indent=2))
         return
     if tuned:
-        table = Table(caption_justify="left")
-        for heading in ("workload", "target", "fastest", "rule", "tried", "by", "last"):
-            table.add_column(heading, justify="right" if heading in ("fastest", "tried") else "left", no_wrap=True)
+        table = _table("workload", "target", "fastest", "speed", "rule", "tried", "by", "last")
         for t in tuned[:limit]:
-            fastest, rule = (duration(t.best.seconds), t.best.trace.rule) if t.best else ("all failed", "")
+            best = t.best
+            none = "all failed" if t.failed == t.measured else "the default"
             table.add_row(
                 t.workload[:SHORT],
                 t.target,
-                fastest,
-                rule,
+                duration(best.seconds) if best else none,
+                speed(best.ratio) if best else "",
+                best.trace.rule if best else "",
                 str(t.measured),
-                "prediction" if t.predicted else "measuring",
+                "prediction" if t.predicted else _by(best),
                 t.date[:10],
             )
-        Console(width=None if sys.stdout.isatty() else 200).print(table)
+        _print(table)
         if len(tuned) > limit:
             tell(f"… and {len(tuned) - limit} more; --limit shows them")
     tell(f"{summary(tuned)}, in {path}" if tuned else f"nothing was tuned: {path} has no measurement")
 
 
 @tune.command()
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--target", help="The machine, as `list` shows it; needed where there are several.")
-def export(file: Path, target: str | None) -> None:
-    """Write the fastest schedules to FILE (.json), for torch.compile(options={"schedules": FILE})."""
-    if file.suffix != ".json":
-        raise click.BadParameter(f"{file}: the name of a file of schedules ends in .json", param_hint="FILE")
-    tuned = [t for t in tuned_here() if t.best is not None]
-    targets = sorted({t.target for t in tuned})
-    if target is None and len(targets) > 1:
-        raise click.UsageError(f"kernels were tuned on several machines; choose one by --target: {', '.join(targets)}")
-    if target is not None and target not in targets:
-        raise click.BadParameter(f"nothing was tuned on {target!r}; there are {', '.join(targets) or 'none'}")
-    # What was measured is written over what was predicted of the same kernel.
-    tuned.sort(key=lambda t: not t.predicted)
-    chosen = {t.workload: json.loads(t.best.trace.to_json()) for t in tuned if t.best and target in (None, t.target)}
-    if not chosen:
-        raise click.ClickException(f"nothing was tuned: {cache_folder_here() / DATABASE} has no measurement")
-    try:
-        file.write_text(json.dumps(chosen, indent=1) + "\n")
-    except OSError as error:
-        raise click.ClickException(f"{file}: {error.strerror}") from error
-    tell(f"wrote {counted(len(chosen), 'schedule')} to {file}")
+@click.argument("workload")
+@click.option("--all", "everything", is_flag=True, help="Every measurement, not the first ones only.")
+@click.option("--json", "as_json", is_flag=True, help="All of it, as JSON.")
+def show(workload: str, everything: bool, as_json: bool) -> None:
+    """One kernel: its nest, and how each schedule did on each machine. WORKLOAD is the beginning of its name in
+    `list`."""
+    with database_here() as database:
+        found = database.of_workload(workload) if database is not None else []
+    keys = sorted({m.workload.key for m in found})
+    if not keys:
+        raise click.ClickException(
+            f"no kernel {workload!r} was tuned; `{program_name()} tune list` shows those that were"
+        )
+    if len(keys) > 1:
+        several = ", ".join(key[:SHORT] for key in keys[:8])
+        raise click.UsageError(f"{workload!r} is the beginning of {len(keys)} kernels: {several}")
+    if as_json:
+        rows = [{"target": m.target, "predicted": m.predicted, **_told(m.record), **_raced(m.record)} for m in found]
+        tell(json.dumps({"workload": keys[0], "nest": found[0].workload.text, "measurements": rows}, indent=2))
+        return
+    tell(keys[0])
+    tell(found[0].workload.text.rstrip() or "(the text of its nest is not known)")
+    for (target, predicted), group in groupby(found, key=lambda m: (m.target, m.predicted)):
+        measured = list(group)
+        tell(f"\non {target}: {counted(len(measured), 'prediction' if predicted else 'measurement')}")
+        _show(measured if everything else measured[:_SHOWN])
+        if len(measured) > _SHOWN and not everything:
+            tell(f"… and {len(measured) - _SHOWN} more; --all shows them")
+
+
+def _show(measured: list[Measured]) -> None:
+    table = _table("time", "speed", "noise", "samples", "verdict", "rule", "session", "date", "schedule")
+    for m in measured:
+        r = m.record
+        table.add_row(
+            duration(r.seconds) if r.verdict.has_time else "",
+            speed(r.ratio),
+            f"{r.sigma:.1%}" if r.sigma is not None else "",
+            str(r.count),
+            r.verdict.value,
+            r.trace.rule,
+            r.session[:8],
+            r.date[:10],
+            r.error.partition("\n")[0][:60] or "; ".join(map(str, r.trace.steps))[:60],
+        )
+    _print(table)
+
+
+def _told(best: Record | None) -> dict[str, Any]:
+    return {
+        "seconds": best.seconds if best and best.verdict.has_time else None,
+        "ratio": best.ratio if best else None,
+        "verdict": best.verdict.value if best else None,
+        "rule": best.trace.rule if best else None,
+        "schedule": list(map(str, best.trace.steps)) if best else None,
+    }
+
+
+def _raced(record: Record) -> dict[str, Any]:
+    rest = asdict(record)
+    kept = ("count", "sigma", "code_hash", "against", "error", "versions", "session", "date")
+    return {name: rest[name] for name in kept} | {"provenance": record.provenance.value}
+
+
+def _by(best: Record | None) -> str:
+    return "measuring" if best is None or best.provenance.value == "own" else best.provenance.value
+
+
+def _table(*headings: str) -> Table:
+    table = Table(caption_justify="left")
+    right = ("fastest", "time", "speed", "noise", "samples", "tried")
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading in right else "left", no_wrap=True)
+    return table
+
+
+def _print(table: Table) -> None:
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+@tune.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def train(arguments: tuple[str, ...]) -> None:
+    """Train the cost model anew, from what was measured here (--help tells how)."""
+    if find_spec(_TRAINING) is None:
+        raise click.ClickException("this version of torch-mlc cannot train")
+    if find_spec("lightgbm") is None:
+        raise click.ClickException("training needs LightGBM, which is not installed: pip install 'torch-mlc[tune]'")
+    code = import_module(_TRAINING).main([*arguments], database=cache_folder_here() / DATABASE)
+    click.get_current_context().exit(code or 0)
 
 
 @tune.command("clear")
@@ -147,15 +175,3 @@ def clear_tuned() -> None:
     """Forget every measurement: kernels have their default schedules again, once they are compiled anew."""
     tell(forget_tuned())
     tell(f"kernels in the cache keep their schedules until `{program_name()} cache clear`")
-
-
-def forget_tuned() -> str:
-    """Clear the database, and say what it held."""
-    tuned = tuned_here()
-    if not tuned:
-        return "there were no tuning results to remove"
-    for predicted in (False, True):
-        with database_here(predicted=predicted) as database:
-            if database is not None:
-                database.clear()
-    return f"removed {summary(tuned)}, from {cache_folder_here() / DATABASE}"

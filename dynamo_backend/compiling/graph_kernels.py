@@ -38,7 +38,7 @@ def tuning_for(fusion: Fusion, options: Options, timer: PhaseTimer, may_measure:
     """Where the schedules of a graph's kernels come from."""
     calls = called(fusion)
     costs = tuning_costs({name: f for name, f in fusion.functions.items() if name in calls}, calls)
-    return tuning_of(options, timer, costs, may_measure=may_measure)
+    return tuning_of(options, timer, costs, may_measure=may_measure, calls=calls)
 
 
 def start_kernels(fusion: Fusion, plan: KernelPlan, compilers: Compilers) -> dict[str, StartedKernel]:

@@ -37,7 +37,7 @@ from ..verify.verify_graph import WrongResultError
 from ..verify.verify_kernel import verify_kernel
 from .lighter import fitting_code, written_as
 from .pass_lists import pass_lists
-from .tuning import Tuning
+from .tuning import BY_DEFAULT, BY_HAND, Choice, Tuning
 
 _LOG = logger(__name__)
 
@@ -66,7 +66,7 @@ class KernelBuild:
 
     ``code`` is None where compiling failed and a function's ATen ops take its place; ``error`` says why. ``nest``,
     ``schedule`` and ``source`` are None where the code came from the cache. ``override`` is the user's own schedule
-    that was taken.
+    that was taken. ``choice`` says who chose the schedule, None where the code came from the cache.
     """
 
     function: Callee
@@ -78,6 +78,7 @@ class KernelBuild:
     source: KernelSource | None = field(default=None, repr=False)
     error: str = ""
     override: Override | None = None
+    choice: Choice | None = None
 
     @property
     def definition(self) -> TensorFunction:
@@ -136,7 +137,7 @@ class KernelPlan:
     @property
     def makes_anew(self) -> bool:
         """Whether what others make of a function is not what is wanted."""
-        return self.fresh or self.tuning.budget is not None
+        return self.fresh or self.tuning.anew
 
 
 def start_kernel(
@@ -191,7 +192,8 @@ def start_kernel(
             if source is not None and source is not written:  # with smaller tiles
                 plan.run.dump("lighter_schedule", SCHEDULE, schedule)
                 plan.run.dump("lighter_emit", SOURCE[target.is_gpu], source)
-            built = KernelBuild(function, target, key, code, nest, schedule, source, override=override)
+            choice = BY_HAND if by_hand is not None else plan.tuning.choices.get(function.name, BY_DEFAULT)
+            built = KernelBuild(function, target, key, code, nest, schedule, source, override=override, choice=choice)
             if plan.options.verify:
                 _verify(built, origins)
         except WrongResultError:

@@ -65,7 +65,7 @@ def _plan_of_layers(job: Job, layers: Layers) -> Plan | None:
     plan = replace(_fused(job, layers, called_after), is_whole=False)
     few = FewLayers(job.gm, layers, job.static, called_after)
     found, told = None, ""
-    if not (options.tune or options.memory_limit is not None or job.region):
+    if not (options.tune is True or options.memory_limit is not None or job.region):
         found, told = _of_all(job, _ordered(job, plan), few), "as a loop"
     if found is None and (written := _of_all(job, plan, replace(few, in_regions=False))) is not None:
         found, told = _ordered(job, written), "planned as one"

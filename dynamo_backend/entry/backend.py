@@ -131,7 +131,7 @@ def through_aot(
 def _collection(settings: Options) -> AbstractContextManager[None]:
     """A search for garbage would look through every object of torch's and of the graph a few times, a quarter of a
     second each, to find next to nothing. What is tuned runs for minutes."""
-    return nullcontext() if settings.tune else no_collection()
+    return nullcontext() if settings.tune is True else no_collection()
 
 
 def _states_as_tensors() -> AbstractContextManager[Any]:

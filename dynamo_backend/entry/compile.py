@@ -96,6 +96,7 @@ def _compiled(job: Job, cache: GraphCache) -> CompiledGraph:
         started = start_kernels(plan.fusion, made_by, compilers)
         host = hosted(job, plan, started)
         kernels = {function: kernel.finish() for function, kernel in started.items()}
+    tuning.tell()
     if any(is_other(b, started[f]) for f, b in kernels.items()):
         host = hosted(job, plan, kernels)
     capture = told_capture(host.capture, job.lines)

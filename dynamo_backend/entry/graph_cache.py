@@ -51,7 +51,7 @@ class GraphCache:
     def find(self) -> CompiledGraph | None:
         """The graph from memory or disk, with nothing imported, fused, lowered, scheduled or emitted."""
         job = self.job
-        if not self.text or job.options.tune or job.options.shows_stages:
+        if not self.text or job.options.retunes or job.options.shows_stages:
             return None
         found = stored_graph(
             self.text, options=job.options, name=job.name, constants=job.named(job.constants), load=job.load,

@@ -22,6 +22,7 @@ from ...runtime.compile.kernels import gpu_binary
 from ...runtime.settings.options import OptionError, Options
 from ...runtime.targets import named_target
 from ...runtime.triton.compile import resource_report
+from ...runtime.tuning.progress import trials_table
 from ...scheduler.fusion.fusion import Fusion
 from ..compiling.compiled import CompiledGraph, Stages
 from ..compiling.kernels import KernelBuild
@@ -154,6 +155,8 @@ def _kernel(name: str, build: KernelBuild, calls: int, origins: list[Origin]) ->
         resource_report(binary) if binary is not None else None,
         source,
         binary,
+        str(build.choice) if build.choice is not None else "",
+        tuple(trials_table(build.choice.outcome)) if build.choice is not None and build.choice.outcome else (),
     )
 
 

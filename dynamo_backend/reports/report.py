@@ -42,7 +42,8 @@ class KernelReport:
     the model lines that they come from; ``notes`` say why what could have been a library call is computed here.
     ``error`` is why it did not compile, and then its ATen ops run instead.
     ``nest`` is the kernel as it was lowered, ``scheduled`` what ``trace`` made of it for ``target``. ``resources`` is
-    what the machine code, ``binary``, takes of a GPU; ``kernel`` is what it was compiled from.
+    what the machine code, ``binary``, takes of a GPU; ``kernel`` is what it was compiled from. ``chosen`` says who
+    chose the schedule, and ``candidates``, line by line, what tuning knows of others.
     """
 
     name: str
@@ -63,6 +64,8 @@ class KernelReport:
     resources: ResourceReport | None = None
     kernel: KernelSource | None = field(default=None, repr=False)
     binary: GpuBinary | None = field(default=None, repr=False)
+    chosen: str = ""
+    candidates: tuple[str, ...] = field(default=(), repr=False)
 
     @property
     def issue(self) -> IssueReport | None:
@@ -141,6 +144,7 @@ class KernelReport:
         parts = [f"== {self.name}: {self.calls} calls, rule {self.rule or 'none'}{of}"]
         parts += [f"   {line}" for line in self.lines]
         parts += [f"   decomposed: {note}" for note in self.notes]
+        parts += [f"   scheduled {self.chosen}"] if self.chosen else []
         if self.error:
             parts.append(f"   ATen ops run instead: {self.error}")
         parts += [f"   takes {self.resources}"] if self.resources is not None else []
@@ -154,6 +158,7 @@ class KernelReport:
         for title, text in (
             ("loops", self.loops),
             ("schedule", self.schedule),
+            ("candidates", "\n".join(self.candidates)),
             ("scheduled", scheduled),
             (f"source ({self.language})", self.source),
         ):
@@ -312,7 +317,8 @@ class GraphReport:
                 f"{figures[0]:>9}  {figures[1]:>9}  {figures[2]:>7}  "
             )
             lines.append((start + _origin(k))[: max(_WIDTH, len(start) + 40)].rstrip())
-        return [*lines, *(f"  decomposed in {k.name}: {note}" for k in self.kernels for note in k.notes)]
+        tuned = [f"  {k.name} is scheduled {k.chosen}" for k in self.kernels if k.chosen not in ("", "by default")]
+        return [*lines, *tuned, *(f"  decomposed in {k.name}: {note}" for k in self.kernels for note in k.notes)]
 
     def _resource_lines(self) -> list[str]:
         """What the kernels take of a GPU, as their machine code says."""

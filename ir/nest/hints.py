@@ -239,7 +239,8 @@ GRAIN = Hint(
     kinds=(LoopKind.PARALLEL,),
 )  # fmt: skip
 CASCADE = Hint(
-    "cascade", False, _LOOP, _CPU, Changes.ORDER, ("codegen.llvm.loops", "scheduler.rules.cpu.contraction"),
+    "cascade", False, _LOOP, _CPU, Changes.ORDER,
+    ("codegen.llvm.loops", "scheduler.rules.cpu.contraction", "scheduler.tuning.order"),
     "Reductions sum this loop by itself before they add it to what is outside: shorter sums, smaller errors.",
     kinds=_IN_A_THREAD,
 )  # fmt: skip
@@ -249,7 +250,7 @@ HOLD = Hint(
     kinds=_IN_A_THREAD,
 )  # fmt: skip
 CHAIN = Hint(
-    "chain", False, _LOOP, _CPU, Changes.ORDER, ("codegen.llvm.reductions.reductions",),
+    "chain", False, _LOOP, _CPU, Changes.ORDER, ("codegen.llvm.reductions.reductions", "scheduler.tuning.order"),
     "The copies of an unrolled loop share one partial state.",
     kinds=(LoopKind.UNROLLED,),
 )  # fmt: skip

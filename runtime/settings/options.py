@@ -39,6 +39,8 @@ from .values import (  # fmt: skip
     parse_size,
     parse_target,
     parse_threads,
+    parse_tune,
+    parse_tune_numerics,
     parse_verify,
     parse_workers,
     seconds_text,
@@ -97,15 +99,17 @@ class Options:
     The field's name is its key in `torch.compile(options=…)`; its `MLC_*` variable, parser and text are its metadata.
     """
 
-    tune: bool = _option(
+    tune: bool | str = _option(
         "MLC_TUNE",
-        parse_bool,
+        parse_tune,
         default=False,
         shown="0",
-        values="0, 1",
+        values="0, model, 1, replay",
         changes_code=True,
-        doc="Measure the schedules that each rule offers and keep the fastest in the tuning database; "
-        "predict their times for a GPU that is not here.",
+        doc="1 measures schedules of each kernel, keeps results in the tuning database, and takes one that beats the "
+        "default for sure; for a GPU that is not here it predicts their times. model measures nothing: the model that "
+        "comes with the package picks. replay measures nothing and takes what the database has, also where a cache has "
+        "older code.",
     )
     tune_budget: float = _option(
         "MLC_TUNE_BUDGET",
@@ -114,6 +118,16 @@ class Options:
         shown="60s",
         values="500ms, 60s, 2m, 1h",
         doc="The most time that tuning may take for one graph.",
+    )
+    tune_numerics: str = _option(
+        "MLC_TUNE_NUMERICS",
+        parse_tune_numerics,
+        default="any",
+        shown="any",
+        values="any, same",
+        changes_code=True,
+        doc="same has tuning take only schedules that add in the default's order, so that results have the same bits; "
+        "any takes others too, unless torch.use_deterministic_algorithms(True) is set.",
     )
     cache_dir: Path = _option(
         "MLC_CACHE_DIR",
@@ -376,6 +390,11 @@ class Options:
         """Whether somebody looks at what only compiling tells, so that no cache may answer: ``dump_dir``, and what logs
         tell of fusion, schedules and sources."""
         return self.dump_dir is not None or asks_for_stages(self.log)
+
+    @property
+    def retunes(self) -> bool:
+        """Whether schedules are looked for anew, so that no cache of code may answer."""
+        return self.tune is True or self.tune == "replay"
 
     def fingerprint(self) -> str:
         """The settings that change what is compiled or checked, as stable text for a cache key."""

@@ -13,6 +13,9 @@ from ...ir.errors import MlcError
 from ...scheduler.schedule.overrides import OverrideError, Overrides, load_overrides
 
 LOG_TOPICS = ("timing", "cache", "fusion", "schedule")
+# Besides 0 and 1.
+TUNE_MODES = ("model", "replay")
+TUNE_NUMERICS = ("any", "same")
 HOST_PROGRAMS = ("python", "native", "auto")
 
 
@@ -34,6 +37,24 @@ def parse_bool(value: object) -> bool:
     if text in words:
         return words[text]
     raise ValueRefused("0 or 1 (also false/true, no/yes, off/on)", tuple(words), text)
+
+
+def parse_tune(value: object) -> bool | str:
+    text = str(value).strip().lower()
+    if text in TUNE_MODES:
+        return text
+    try:
+        return parse_bool(value)
+    except ValueRefused as error:
+        known = (*error.known, *TUNE_MODES)
+        raise ValueRefused("0, 1, model or replay (also false/true, no/yes, off/on)", known, text) from None
+
+
+def parse_tune_numerics(value: object) -> str:
+    text = str(value).strip().lower()
+    if text in TUNE_NUMERICS:
+        return text
+    raise ValueRefused(" or ".join(TUNE_NUMERICS), TUNE_NUMERICS, text)
 
 
 def parse_seconds(value: object) -> float:

@@ -8,7 +8,7 @@ error, whatever its time. The process in which they run is ``measure_service.py`
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import sympy
@@ -17,17 +17,24 @@ import torch
 from ...ir.errors import MlcError
 from ...ir.expr.value import Expr, Load, is_value, walk
 from ...ir.nest.loops import Buffer, LoopNest, Update, blocks
+from ...scheduler.tuning.database import Verdict
+from ...scheduler.tuning.race import turns
 
-# Seconds of one sample (calls repeat to fill it), of all samples of one candidate at most, and samples wanted.
-SAMPLE_SECONDS = 2e-4
-CANDIDATE_SECONDS = 0.15
-SAMPLES = 15
+# Seconds of one sample (calls repeat to fill it), and of rounds that are run at a time: the last one is that in which
+# they are over.
+SAMPLE_SECONDS = 4e-4
+ROUNDS_SECONDS = 2.0
 # Inputs and outputs beyond this many bytes are not allocated only to find out which schedule is faster.
 MAX_BYTES = 8 << 30
 
 
 class MeasureError(MlcError):
-    """A candidate cannot be timed: it is too large for that, or its results are not those of the default schedule."""
+    """A candidate cannot be timed, as its ``verdict`` says: it is too large for that, it does not end well, or its
+    results are not those of the default schedule."""
+
+    def __init__(self, text: str, verdict: Verdict = Verdict.FAILED) -> None:
+        super().__init__(text)
+        self.verdict = verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +150,7 @@ class Bench:
             return
         for k, (have, want) in enumerate(zip(outputs, self._expected, strict=True)):
             if not torch.allclose(have, want, rtol=2e-2, atol=2e-2 * _scale(want), equal_nan=True):
-                raise MeasureError(f"output {k} differs from the default schedule's")
+                raise MeasureError(f"output {k} differs from the default schedule's", Verdict.WRONG)
 
 
 def _scale(t: torch.Tensor) -> float:
@@ -154,29 +161,41 @@ def _scale(t: torch.Tensor) -> float:
     return max(float(values.square().mean().sqrt()), 1e-6)
 
 
-def interleaved_seconds(runs: Mapping[int, Run], clock: Callable[[], float] = time.perf_counter) -> dict[int, float]:
-    """Seconds a call on this processor, by samples that take turns.
+class ProcessorClock:
+    """Samples of runs on this processor: seconds a call, of as many calls as fill one."""
 
-    The lower quartile counts: what else runs on the machine makes samples longer and never shorter.
-    """
-    repeats = {k: _repeats(run, clock) for k, run in runs.items()}
-    samples: dict[int, list[float]] = {k: [] for k in runs}
-    spent = dict.fromkeys(runs, 0.0)
-    for _ in range(SAMPLES):
-        for k, run in runs.items():
-            if spent[k] >= CANDIDATE_SECONDS and samples[k]:
-                continue
-            begun = clock()
-            for _ in range(repeats[k]):
-                run()
-            took = clock() - begun
-            spent[k] += took
-            samples[k].append(took / repeats[k])
-    return {k: sorted(s)[len(s) // 4] for k, s in samples.items()}
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._repeats: dict[int, int] = {}
 
+    def samples(self, runs: Mapping[int, Run], rounds: int, begun: int) -> dict[int, list[float]]:
+        """Samples in rounds, in which runs take turns (``turns``); fewer where they take long."""
+        for number, run in runs.items():
+            if number not in self._repeats:
+                self._repeats[number] = self._calls(run)
+        found: dict[int, list[float]] = {n: [] for n in runs}
+        end = self._clock() + ROUNDS_SECONDS
+        for order in turns([*runs], rounds, begun):
+            for number in order:
+                found[number].append(self._sample(runs[number], self._repeats[number]))
+            if self._clock() >= end:
+                break
+        return found
 
-def _repeats(run: Run, clock: Callable[[], float]) -> int:
-    run()  # warm
-    begun = clock()
-    run()
-    return max(1, min(1000, int(SAMPLE_SECONDS / max(clock() - begun, 1e-7))))
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Other runs may have these numbers from now on."""
+        for number in numbers:
+            self._repeats.pop(number, None)
+
+    def _sample(self, run: Run, repeats: int) -> float:
+        run()  # another has had the caches since
+        before = self._clock()
+        for _ in range(repeats):
+            run()
+        return (self._clock() - before) / repeats
+
+    def _calls(self, run: Run) -> int:
+        run()  # warm
+        before = self._clock()
+        run()
+        return max(1, min(1000, int(SAMPLE_SECONDS / max(self._clock() - before, 1e-7))))

@@ -1,12 +1,13 @@
 """What runs candidates of tuning, in a process of its own (``service_worker.py``).
 
-A request says what to ``do``: ``begin`` with a nest, ``prepare`` the code of a candidate, ``time`` what is prepared,
-``end``. An answer holds seconds, or a ``verdict``: why there are none. After an error the GPU of a process may do
-nothing any more; the answer then says that the process is ``lost``.
+A request says what to ``do``: ``begin`` with a nest, ``prepare`` the code of a candidate, ``time`` what is prepared in
+so many rounds, ``drop`` some of it, ``end``. An answer holds samples, or a ``verdict`` and its ``reason``: why there
+are none. After an error the GPU of a process may do nothing any more; the answer then says that it is ``lost``.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -15,9 +16,13 @@ import torch
 from ...ir.errors import MlcError
 from ...ir.nest.loops import LoopNest
 from ...ir.text.parser import parse
+from ...scheduler.tuning.database import Verdict
+from ...scheduler.tuning.race import turns
 from ..compile.kernels import KernelCode, load_code
-from .measure import Arguments, Bench, Run, interleaved_seconds
+from .measure import ROUNDS_SECONDS, Arguments, Bench, MeasureError, ProcessorClock, Run
 
+# What is written to have nothing of a kernel's arguments in a GPU's second-level cache, and calls of a sample.
+_FLUSHED_BYTES, _CALLS = 256 << 20, 3
 # What a candidate may raise: all else is a defect of this file, and told as that.
 ERRORS = (MlcError, RuntimeError, MemoryError)
 
@@ -35,8 +40,13 @@ class Device(Protocol):
         """Wait for all calls. Raises RuntimeError for what went wrong in them."""
         ...
 
-    def seconds(self, runs: Mapping[int, Run]) -> dict[int, float]:
-        """Seconds a call of each."""
+    def samples(self, runs: Mapping[int, Run], rounds: int, begun: int) -> dict[int, list[float]]:
+        """Seconds a call of each in every round, in turns; ``begun`` rounds were run before. Fewer where they take
+        long."""
+        ...
+
+    def drop(self, numbers: Sequence[int]) -> None:
+        """Other runs may have these numbers from now on."""
         ...
 
     def forget(self) -> None:
@@ -48,6 +58,9 @@ class HostProcessor:
     """The CPU."""
 
     place = "cpu"
+
+    def __init__(self) -> None:
+        self._clock = ProcessorClock()
 
     def run_of(self, code: KernelCode, arguments: Arguments) -> Run:
         kernel = load_code(code)
@@ -61,17 +74,23 @@ class HostProcessor:
     def synchronize(self) -> None:
         """Calls have ended when they return."""
 
-    def seconds(self, runs: Mapping[int, Run]) -> dict[int, float]:
-        return interleaved_seconds(runs)
+    def samples(self, runs: Mapping[int, Run], rounds: int, begun: int) -> dict[int, list[float]]:
+        return self._clock.samples(runs, rounds, begun)
+
+    def drop(self, numbers: Sequence[int]) -> None:
+        self._clock.forget(numbers)
 
     def forget(self) -> None:
         """Memory is given back at once."""
 
 
 class Gpu:
-    """The current GPU, timed with a cold second-level cache (Triton's ``do_bench``)."""
+    """The current GPU, timed by its own events, each call with a cold second-level cache."""
 
     place = "cuda"
+
+    def __init__(self) -> None:
+        self._flushed: torch.Tensor | None = None
 
     def run_of(self, code: KernelCode, arguments: Arguments) -> Run:
         kernel = load_code(code)
@@ -84,13 +103,34 @@ class Gpu:
     def synchronize(self) -> None:
         torch.cuda.synchronize()
 
-    def seconds(self, runs: Mapping[int, Run]) -> dict[int, float]:
-        # Triton comes with GPU builds of torch alone.
-        from triton.testing import do_bench
+    def samples(self, runs: Mapping[int, Run], rounds: int, begun: int) -> dict[int, list[float]]:
+        found: dict[int, list[float]] = {n: [] for n in runs}
+        end = time.perf_counter() + ROUNDS_SECONDS
+        for order in turns([*runs], rounds, begun):
+            events = [(n, self._timed(runs[n])) for n in order for _ in range(_CALLS)]
+            torch.cuda.synchronize()
+            taken = {n: [a.elapsed_time(b) * 1e-3 for m, (a, b) in events if m == n] for n in order}
+            for n, seconds in taken.items():
+                found[n].append(sum(seconds) / len(seconds))
+            if time.perf_counter() >= end:
+                break
+        return found
 
-        return {k: float(do_bench(r, warmup=10, rep=50, return_mode="median")) * 1e-3 for k, r in runs.items()}
+    def _timed(self, run: Run) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+        if self._flushed is None:
+            self._flushed = torch.empty(_FLUSHED_BYTES, dtype=torch.int8, device="cuda")
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._flushed.zero_()  # also gives the processor time to launch what is timed
+        first.record()
+        run()
+        last.record()
+        return first, last
+
+    def drop(self, numbers: Sequence[int]) -> None:
+        """Nothing is kept by number."""
 
     def forget(self) -> None:
+        self._flushed = None
         torch.cuda.empty_cache()
 
 
@@ -117,7 +157,8 @@ class MeasureService:
             return self._done(request, parts), ()
         except ERRORS as error:
             text = f"{type(error).__name__}: {error}" if not isinstance(error, MlcError) else str(error)
-            return {"verdict": text, "lost": self._is_lost()}, ()
+            verdict = error.verdict if isinstance(error, MeasureError) else Verdict.FAILED
+            return {"reason": text, "verdict": verdict.value, "lost": self._is_lost()}, ()
 
     def _done(self, request: Mapping[str, Any], parts: Sequence[bytes]) -> dict[str, Any]:
         match request["do"]:
@@ -133,7 +174,11 @@ class MeasureService:
                 self._prepare(request["id"], KernelCode(**request["code"], payload=parts[0]))
             case "time":
                 assert self._device is not None
-                return {"seconds": {str(k): s for k, s in self._device.seconds(self._taken(request["ids"])).items()}}
+                runs = {k: self._runs[k] for k in request["ids"]}
+                found = self._device.samples(runs, request["rounds"], request["begun"])
+                return {"samples": {str(k): s for k, s in found.items()}}
+            case "drop":
+                self._drop(request["ids"])
             case "end":
                 self._end()
         return {}
@@ -148,10 +193,14 @@ class MeasureService:
             device.synchronize()
 
         bench.check(whole)
+        self._drop([number])
         self._runs[number] = run
 
-    def _taken(self, numbers: Sequence[int]) -> dict[int, Run]:
-        return {k: self._runs.pop(k) for k in numbers}
+    def _drop(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            self._runs.pop(number, None)
+        if self._device is not None:
+            self._device.drop(numbers)
 
     def _is_lost(self) -> bool:
         """Whether an error stays: then no call can end well any more."""

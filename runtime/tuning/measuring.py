@@ -8,12 +8,14 @@ those before them are measured.
 from __future__ import annotations
 
 import atexit
+import hashlib
+import json
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
 
@@ -24,17 +26,20 @@ from ...ir.nest.loops import LoopNest
 from ...ir.target import Target
 from ...ir.text.printer import show
 from ...scheduler.schedule.schedule import Schedule
-from ...scheduler.tuning.tune import Measurement, Measurer, MeasuringError
+from ...scheduler.tuning.database import Verdict
+from ...scheduler.tuning.tune import Entered, Failure, Measurement, Measurer, MeasuringError
 from ..compile.kernels import KernelCode
 from ..triton.compile import RunTriton
 from ..triton.service_process import ServiceProcess
 from ..triton.worker_process import CRASHES, LostError, RefusedError
 from .candidates import begun, running
-from .measure import MeasureError
+from .measure import ROUNDS_SECONDS, MeasureError
 
 SERVICE = f"{__package__}.measure_service"
 # Seconds for a candidate to run once, and again for it to be timed; for the process to start and make arguments.
 LIMIT_SECONDS, BEGIN_SECONDS = 20.0, 180.0
+# Rounds of candidates of which nothing is known, and how often a race is run again that ended the process.
+SAMPLES, _TRIALS = 15, 3
 # A GPU holds the context of the process as long as it lives.
 _IDLE_SECONDS = 20.0
 
@@ -75,7 +80,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class WorkerMeasurer:
-    """Times schedules of one nest in a process of its own. The first that is measured is the default schedule, whose
+    """Times schedules of one nest in a process of its own. The first that runs there is the default schedule, whose
     results the others must have.
 
     ``workers`` processes compile GPU kernels, this one where that is zero; ``run`` stands for them.
@@ -98,30 +103,70 @@ class WorkerMeasurer:
         self._run = run
         self._limit = limit
         self._default: KernelCode | None = None
-        # What the process has that is not timed yet.
+        self._count = 0
+        # What is to run, by number, and which of it the process has.
+        self._codes: dict[int, KernelCode] = {}
         self._prepared: set[int] = set()
+        self._rounds = 0
 
-    def measure(self, candidates: Sequence[Schedule]) -> Iterator[Measurement]:
-        """Seconds a call of each schedule in order, or the error that it met, each as soon as it is known.
+    def enter(self, candidates: Sequence[Schedule]) -> Iterator[Entered | Failure]:
+        """Build each schedule, run it once and compare its results, in order, each as soon as it is known.
 
         Raises MeasuringError where nothing can be measured: the process does not start, the arguments are too large, or
         the default schedule itself fails.
         """
-        stop = threading.Event()
-        pool = ThreadPoolExecutor(max(self._workers, 1), thread_name_prefix="torch-mlc candidate")
-        try:
-            codes = begun(candidates, self.target, pool, running(self._workers, stop, self._run))
+        for found in self._entered(candidates):
+            yield Entered(found, code_hash(self._codes[found])) if isinstance(found, int) else failure_of(found)
+
+    def copy(self, number: int) -> Entered | Failure:
+        """Load the code of one that has entered once more, elsewhere in memory."""
+        with self._process.lock:
+            code, new = self._codes[number], self._numbered()
+            try:
+                self._prepare(new, code)
+            except MeasureError as error:
+                return failure_of(error)
+        return Entered(new, code_hash(code))
+
+    def samples(self, numbers: Sequence[int], rounds: int) -> Mapping[int, Sequence[float] | Failure]:
+        """Seconds a call of each in so many rounds, in which they take turns; fewer rounds where they take long. One
+        that ends the process, or never ends, has a failure, and the others run again. Raises as ``enter`` does."""
+        failed: dict[int, Failure] = {}
+        with self._process.lock, self._ended_by_interrupts():
+            for _ in range(_TRIALS):
+                racing = [n for n in numbers if n not in failed]
+                if not racing:
+                    break
+                try:
+                    return {**self._timed(racing, rounds), **failed}
+                except MeasureError as error:
+                    last = failure_of(error)
+                    failed |= self._guilty(racing)
+            # Together they end the process, and none does alone: the race has no result.
+            return {**{n: last for n in numbers}, **failed}
+
+    def leave(self, numbers: Sequence[int]) -> None:
+        """Forget what is timed no more."""
+        for number in numbers:
+            self._codes.pop(number, None)
+        with self._process.lock:
+            self._process.refresh()
+            if self._process.session is self and (gone := self._prepared & set(numbers)):
+                self._prepared -= gone
+                with suppress(MeasureError):
+                    self._ask({"do": "drop", "ids": sorted(gone)}, self._limit)
+
+    def measure(self, candidates: Sequence[Schedule]) -> Iterator[Measurement]:
+        """Seconds a call of each schedule in order, or the error that it met; each as soon as it is known on GPUs, in
+        turns on CPUs. The lower quartile counts: what else runs on a machine makes samples longer and never shorter.
+        Raises as ``enter`` does."""
+        waiting: list[int | Exception] = []
+        for found in self._entered(candidates):
+            waiting.append(found)
             if self.target.is_gpu:
-                for code in codes:
-                    yield from self._measured([code])
-            else:
-                yield from self._measured(codes)
-        except (KeyboardInterrupt, SystemExit, GeneratorExit):
-            self._process.end()
-            raise
-        finally:
-            stop.set()
-            pool.shutdown(cancel_futures=True)
+                yield from self._measured(waiting)
+                waiting = []
+        yield from self._measured(waiting)
 
     def close(self) -> None:
         """Let the process forget the nest, whose arguments may be large."""
@@ -132,51 +177,83 @@ class WorkerMeasurer:
                     self._process.ask({"do": "end"}, self._limit, again=False)
                 self._process.session = None
 
-    # --- times ------------------------------------------------------------------------------------------------------
+    # --- within -----------------------------------------------------------------------------------------------------
 
-    def _measured(self, codes: Sequence[Future[KernelCode]]) -> list[Measurement]:
-        """Candidates that are timed side by side."""
-        results: dict[int, Measurement] = {}
-        ready: dict[int, KernelCode] = {}
+    def _entered(self, candidates: Sequence[Schedule]) -> Iterator[int | Exception]:
+        stop = threading.Event()
+        pool = ThreadPoolExecutor(max(self._workers, 1), thread_name_prefix="torch-mlc candidate")
+        try:
+            with self._ended_by_interrupts():
+                for future in begun(candidates, self.target, pool, running(self._workers, stop, self._run)):
+                    yield self._ran_once(future)
+        finally:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+
+    def _ran_once(self, future: Future[KernelCode]) -> int | Exception:
+        try:
+            code = future.result()
+        except (MlcError, RuntimeError, MemoryError) as error:
+            return error
         with self._process.lock:
-            for k, future in enumerate(codes):
-                try:
-                    code = future.result()
-                except (MlcError, RuntimeError, MemoryError) as error:
-                    results[k] = error
-                    continue
-                try:
-                    self._prepare(k, code)
-                except MeasureError as error:
-                    if self._default is None:
-                        raise MeasuringError(f"the default schedule cannot be measured: {error}") from error
-                    results[k] = error
-                else:
-                    ready[k] = code
-            results |= self._timed(ready)
-        return [results[k] for k in range(len(codes))]
+            number = self._numbered()
+            try:
+                self._prepare(number, code)
+            except MeasureError as error:
+                if self._default is None:
+                    raise MeasuringError(f"the default schedule cannot be measured: {error}") from error
+                return error
+        return number
 
-    def _timed(self, ready: dict[int, KernelCode]) -> dict[int, Measurement]:
-        """Seconds of candidates that ran once. A process that is lost on the way says not by which of several, so that
-        each is tried alone then."""
-        if not ready:
-            return {}
-        if self._process.session is self and self._prepared >= ready.keys():  # not lost by another, behind them
-            self._prepared -= ready.keys()
+    def _numbered(self) -> int:
+        self._count += 1
+        return self._count
+
+    def _measured(self, found: Sequence[int | Exception]) -> list[Measurement]:
+        numbers = [n for n in found if isinstance(n, int)]
+        times = self.samples(numbers, SAMPLES)
+        self.leave(numbers)
+        results: list[Measurement] = []
+        for n in found:
+            if isinstance(n, Exception):
+                results.append(n)
+                continue
+            match times[n]:
+                case Failure() as failure:
+                    results.append(MeasureError(failure.reason, failure.verdict))
+                case samples:
+                    results.append(sorted(samples)[len(samples) // 4])
+        return results
+
+    def _timed(self, numbers: Sequence[int], rounds: int) -> dict[int, list[float]]:
+        for n in numbers:
+            self._begin()
+            if n not in self._prepared:
+                self._prepare(n, self._codes[n])
+        if not self._prepared >= set(numbers):  # one of them ended the process, behind the others
+            raise MeasureError("the process that measures was lost")
+        request = {"do": "time", "ids": [*numbers], "rounds": rounds, "begun": self._rounds}
+        answer = self._ask(request, self._limit * len(numbers) + ROUNDS_SECONDS)
+        self._rounds += rounds
+        return {int(n): [float(s) for s in samples] for n, samples in answer["samples"].items()}
+
+    def _guilty(self, numbers: Sequence[int]) -> dict[int, Failure]:
+        """Which of several end the process by themselves."""
+        found: dict[int, Failure] = {}
+        for n in numbers:
             try:
-                answer = self._ask({"do": "time", "ids": [*ready]}, self._limit * len(ready))
-                return {int(k): float(s) for k, s in answer["seconds"].items()}
+                self._timed([n], 1)
             except MeasureError as error:
-                if len(ready) == 1:
-                    return dict.fromkeys(ready, error)
-        found: dict[int, Measurement] = {}
-        for k, code in ready.items():
-            try:
-                self._prepare(k, code)
-                found |= self._timed({k: code})
-            except MeasureError as error:
-                found[k] = error
+                found[n] = failure_of(error)
         return found
+
+    @contextmanager
+    def _ended_by_interrupts(self) -> Iterator[None]:
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit):
+            self._process.end()
+            raise
 
     def _prepare(self, number: int, code: KernelCode) -> None:
         """Have a candidate run once, and its results compared. Raises MeasureError and MeasuringError."""
@@ -185,6 +262,7 @@ class WorkerMeasurer:
         request = {"do": "prepare", "id": number, "code": {**plain, "meta": code.meta}}
         self._ask(request, self._limit, code.payload)
         self._prepared.add(number)
+        self._codes[number] = code
         if self._default is None:
             self._default = code
 
@@ -201,7 +279,7 @@ class WorkerMeasurer:
             self._process.session, self._prepared = self, set()
             if self._default is not None:
                 default, self._default = self._default, None
-                self._prepare(-1, default)
+                self._prepare(0, default)
         except MeasureError as error:
             raise MeasuringError(str(error)) from error
 
@@ -210,14 +288,30 @@ class WorkerMeasurer:
         try:
             answer, _ = self._process.ask(request, seconds, *parts, again=request["do"] == "begin")
         except LostError as lost:
-            raise MeasureError(_told(lost, seconds)) from lost
+            late = lost.status is None and "in time" in str(lost)
+            raise MeasureError(_told(lost, seconds), Verdict.LATE if late else Verdict.CRASHED) from lost
         except RefusedError as error:
             raise MeasuringError(f"the process that measures is defective: {error}") from error
         if "verdict" in answer:
             if answer["lost"]:
                 self._process.end()
-            raise MeasureError(answer["verdict"])
+            verdict = Verdict.CRASHED if answer["lost"] else Verdict(answer["verdict"])
+            raise MeasureError(answer["reason"], verdict)
         return answer
+
+
+def failure_of(error: Exception) -> Failure:
+    """What an error says of the candidate that met it."""
+    return Failure(error.verdict if isinstance(error, MeasureError) else Verdict.FAILED, str(error))
+
+
+def code_hash(code: KernelCode) -> str:
+    """The same for equal machine code that is launched alike."""
+    if code.language == "llvm":
+        return hashlib.sha256(code.payload).hexdigest()[:32]
+    launched = {k: v for k, v in code.meta["binary"].items() if k != "assembly"}
+    told = json.dumps([launched, code.meta["source"]["grid"]], sort_keys=True, default=str)
+    return hashlib.sha256(told.encode() + code.payload[: code.meta["code"]]).hexdigest()[:32]
 
 
 def _told(lost: LostError, seconds: float) -> str:

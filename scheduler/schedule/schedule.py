@@ -70,6 +70,13 @@ class Schedule:
     def trace(self) -> Trace:
         return Trace(tuple(self._steps), self.rule)
 
+    def copy(self) -> Schedule:
+        """The schedule as it is now; what is done to one of both the other does not see."""
+        other = Schedule(self.nest, self.rule)
+        other._steps, other._drawn = list(self._steps), dict(self._drawn)
+        other._random.setstate(self._random.getstate())
+        return other
+
     # --- looking ------------------------------------------------------------------------------------------------------
 
     def get_blocks(self) -> list[BlockRef]:

@@ -31,6 +31,7 @@ class MisbehavingLibrary(PlayedLibrary):
     every call fails: the context is gone."""
 
     modules: list[str] = field(default_factory=list)
+    ran: set[int] = field(default_factory=set)
     sticky: int = 0
 
     def _load(self, module: Any, code: int) -> int:
@@ -51,6 +52,9 @@ class MisbehavingLibrary(PlayedLibrary):
         behaviour, cells = self.modules[function - 1].split()[0], rest[8]
         if self.sticky:
             return self.sticky
+        if behaviour.endswith("-later"):  # the first time it does what is right
+            behaviour = behaviour.removesuffix("-later") if function in self.ran else "double"
+            self.ran.add(function)
         given, made = (ctypes.c_uint64.from_address(cells[k]).value for k in range(2))
         count = ctypes.c_int32.from_address(cells[2]).value
         source, target = ((ctypes.c_float * count).from_address(a) for a in (given, made))
@@ -77,6 +81,7 @@ class PlayedGpu(Gpu):
     place = "cpu"
 
     def __init__(self, library: MisbehavingLibrary) -> None:
+        super().__init__()
         self.library = library
         self._codes: dict[int, str] = {}
 
@@ -89,11 +94,11 @@ class PlayedGpu(Gpu):
         if self.library.sticky:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    def seconds(self, runs: Mapping[int, Run]) -> dict[int, float]:
+    def samples(self, runs: Mapping[int, Run], rounds: int, begun: int) -> dict[int, list[float]]:
         for run in runs.values():
             run()
         self.synchronize()
-        return {k: float(self._codes[id(r)].split()[1]) for k, r in runs.items()}
+        return {k: [float(self._codes[id(r)].split()[1])] * rounds for k, r in runs.items()}
 
     def forget(self) -> None:
         """Nothing is kept."""

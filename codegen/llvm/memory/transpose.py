@@ -118,7 +118,9 @@ def _side(ctx: Context, extent: int, lanes: int, size: int) -> int:
     its second half would not be there any more when its turn comes.
     """
     for side in (16, 8):
-        if extent % side == 0 and lanes % side == 0 and (side == 8 or ctx.target.lanes(max(size, 4)) >= side):
+        blocks, rest = divmod(lanes, side)
+        joined = rest == 0 and blocks.bit_count() == 1  # halves of a vector, halves of those, and so on
+        if extent % side == 0 and joined and (side == 8 or ctx.target.lanes(max(size, 4)) >= side):
             return side
     return 0
 

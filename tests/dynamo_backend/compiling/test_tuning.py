@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+import torch_mlc
 from tests import warm_processes
-from torch_mlc.dynamo_backend.compiling.tuning import DATABASE, Budget, Tuning, tuning_of
+from torch_mlc.dynamo_backend.caches.surroundings import surroundings
+from torch_mlc.dynamo_backend.compiling.tuning import DATABASE, Budget, Choice, Source, Tuning, tuning_of
 from torch_mlc.ir.nest.loops import LoopNest
 from torch_mlc.ir.text.parser import parse
 from torch_mlc.ir.text.structure import structural_key
-from torch_mlc.runtime.settings.options import Options
+from torch_mlc.runtime.settings.options import OptionError, Options
 from torch_mlc.runtime.targets import cpu_target
 from torch_mlc.runtime.timing import PhaseTimer
 from torch_mlc.scheduler.rules import default_schedule
 from torch_mlc.scheduler.schedule.schedule import Schedule
-from torch_mlc.scheduler.tuning.database import Database
+from torch_mlc.scheduler.schedule.trace import Trace
+from torch_mlc.scheduler.tuning.database import Database, Record
+from torch_mlc.scheduler.tuning.features import draft_features
+from torch_mlc.scheduler.tuning.race import Estimate
+from torch_mlc.scheduler.tuning.space import Space
+from torch_mlc.scheduler.tuning.tune import Outcome
 
 ROWS = parse("""
 @nest(outputs=["out0"])
@@ -101,6 +110,99 @@ def test_no_database_is_made_to_find_nothing_in_it(tmp_path: Path) -> None:
     assert tuning_of(tuned, PhaseTimer(), {}, may_measure=False).budget is None
 
 
+def test_who_chose_a_schedule_is_told(tmp_path: Path) -> None:
+    database, _ = recorded(tmp_path)
+    tuning = Tuning(database, None, PhaseTimer())
+    tuning.schedule("rows", ROWS, cpu_target())
+    tuning.schedule("plain", parse(PLAIN), cpu_target())  # type: ignore[arg-type]
+    assert {name: c.source for name, c in tuning.choices.items()} == {
+        "rows": Source.RECORDED, "plain": Source.DEFAULT,
+    }  # fmt: skip
+    record = Record(Trace(), 1e-6, "1", "2026-01-02T03:04:05+00:00", ratio=0.8)
+    assert str(Choice(Source.RECORDED, record=record)) == "by an earlier tuning: 1.25x of the default, on 2026-01-02"
+    found = Outcome("rows", Trace(), True, Estimate(0.8, 0.79, 0.81, 36), 0.011, 2.0, 1e-3, ())
+    told = "by tuning: 1.25x (1.23 to 1.27) of the default, noise 1 %, 0 candidates"
+    assert str(Choice(Source.MEASURED, found)) == told
+
+
+class Favourite:
+    """A model to which drafts are the better the larger one of their features is."""
+
+    def __init__(self, feature: int, ahead: float = 1.0) -> None:
+        self.feature, self.ahead, self.asked = feature, ahead, 0
+
+    def scores(self, features: np.ndarray) -> np.ndarray:
+        self.asked += len(features)
+        return features[:, self.feature] * self.ahead
+
+
+def differing() -> int:
+    """A feature in which a draft is above the default."""
+    space = Space(WIDE, cpu_target())
+    found = draft_features(space, [space.default(), *space.listed(100)])
+    return next(k for k in range(found.shape[1]) if found[1:, k].max() > found[0, k] + found[:, k].std())
+
+
+WIDE = parse("""
+@nest(outputs=["out0"])
+def wide(in0: float32[4096], out0: float32[4096]):
+    for a in serial(4096):
+        with block("b0"):
+            i = spatial(4096, a)
+            out0[i] = mul(in0[i], in0[i])
+""")
+assert isinstance(WIDE, LoopNest)
+
+
+def test_the_model_picks_without_measuring(tmp_path: Path) -> None:
+    """The same each time, and never with what this machine has measured."""
+    database = Database(tmp_path / DATABASE)
+    favourite = Favourite(differing())
+
+    def never(*args: object) -> None:
+        raise AssertionError("nothing is measured")
+
+    found = []
+    for _ in range(2):
+        tuning = Tuning(database, None, PhaseTimer(), never, by_model=True, ranker=lambda target: favourite)
+        found.append(tuning.schedule("wide", WIDE, cpu_target()))
+        assert tuning.choices["wide"].source is Source.MODEL
+    assert found[0].nest == found[1].nest != default_schedule(WIDE, cpu_target()).nest
+    assert 0 < favourite.asked < 1000
+    indifferent = Favourite(differing(), ahead=0.0)
+    tuning = Tuning(database, None, PhaseTimer(), never, by_model=True, ranker=lambda target: indifferent)
+    assert tuning.schedule("wide", WIDE, cpu_target()).nest == default_schedule(WIDE, cpu_target()).nest
+    assert tuning.choices["wide"].source is Source.DEFAULT
+
+
+def test_modes_say_what_is_asked(tmp_path: Path) -> None:
+    def of(tune: bool | str, **more: Any) -> Tuning:
+        return tuning_of(Options(cache_dir=tmp_path, tune=tune, **more), PhaseTimer(), {}, True)
+
+    recorded(tmp_path)
+    assert (of(False).anew, of("replay").anew, of(True).anew, of("model").anew) == (False, True, True, False)
+    assert [of(t).budget is not None for t in (False, "replay", True, "model")] == [False, False, True, False]
+    assert of("replay").database is not None and of("model").database is None and of("model").by_model
+    assert of(True, tune_numerics="same").numerics == "same" and of(True).numerics == "any"
+    plain, model = (surroundings(Options(cache_dir=tmp_path, tune=t), ["cpu"]) for t in (False, "model"))
+    assert plain["settings"] != model["settings"]
+    assert plain == surroundings(Options(cache_dir=tmp_path, tune="replay"), ["cpu"])
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"), [(0, False), ("1", True), ("on", True), ("Model", "model"), ("replay", "replay")]
+)
+def test_values_of_tune(given: object, meant: object) -> None:
+    assert Options.resolve(None, {"tune": given}, {}).tune == meant
+
+
+def test_other_values_of_tune_are_errors() -> None:
+    with pytest.raises(OptionError, match="replay"):
+        Options.resolve(None, {"tune": "replya"}, {})
+    with pytest.raises(OptionError, match="any or same"):
+        Options.resolve(None, {}, {"MLC_TUNE_NUMERICS": "bitwise"})
+
+
 SCRIPT = """
 import torch
 from torch_mlc.runtime.counters import counters
@@ -118,8 +220,33 @@ def run(folder: Path, **more: str) -> list[int]:
     return [int(n) for n in done.output().split()]
 
 
+def test_tuning_says_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    found = Outcome("rows", Trace(), True, Estimate(0.5, 0.49, 0.51, 36), 0.011, 2.0, 1e-3, ())
+    tuning = Tuning(None, None, PhaseTimer(), calls={"rows": 3})
+    tuning.tell()
+    assert capfd.readouterr().err == ""
+    tuning.choices["rows"] = Choice(Source.MEASURED, found)
+    tuning.tell()
+    assert capfd.readouterr().err == "tuned 1 kernel in 2.0 s: 1 faster, 2.00x (noise 1 %)\n"
+
+
 def test_what_one_process_tunes_the_next_one_uses(tmp_path: Path) -> None:
     assert run(tmp_path) == [0, 1, 0]
     assert run(tmp_path, MLC_TUNE="1", MLC_TUNE_BUDGET="1s") == [1, 1, 0]
     assert (tmp_path / DATABASE).stat().st_mode & 0o077 == 0
     assert run(tmp_path) == [0, 0, 1]
+    assert run(tmp_path, MLC_TUNE="replay") == [0, 1, 0]
+    assert run(tmp_path, MLC_TUNE="model") == [0, 1, 0]
+    assert run(tmp_path, MLC_TUNE="model") == [0, 0, 1]
+
+
+def test_explain_tells_where_schedules_come_from(tmp_path: Path) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x * 2, -1)
+
+    x, options = torch.randn(16, 37), {"cache_dir": str(tmp_path)}
+    (plain,) = torch_mlc.explain(f, x, options=options).kernels
+    assert plain.chosen == "by default" and "scheduled by default" in plain.show() and not plain.candidates
+    report = torch_mlc.explain(f, x, options={**options, "tune": 1, "tune_budget": "1s"})
+    (tuned,) = report.kernels
+    assert "candidates" in tuned.chosen and len(tuned.candidates) > 1 and "measured" in tuned.candidates[0]

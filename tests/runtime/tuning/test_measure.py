@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import replace
 from typing import cast
 
@@ -13,10 +14,12 @@ from torch_mlc.ir.nest.loops import LoopNest
 from torch_mlc.ir.text.parser import parse
 from torch_mlc.runtime.targets import cpu_target
 from torch_mlc.runtime.tuning import measure
-from torch_mlc.runtime.tuning.measure import MeasureError, interleaved_seconds, make_arguments
+from torch_mlc.runtime.tuning.measure import MeasureError, ProcessorClock, make_arguments
 from torch_mlc.runtime.tuning.measuring import WorkerMeasurer, measurer_for
-from torch_mlc.runtime.tuning.progress import TuneProgress, story
-from torch_mlc.scheduler.tuning.tune import Progress
+from torch_mlc.runtime.tuning.progress import Totals, TuneProgress, story
+from torch_mlc.scheduler.schedule.trace import Trace
+from torch_mlc.scheduler.tuning.race import Estimate
+from torch_mlc.scheduler.tuning.tune import Outcome, Progress
 
 
 def nest_of(text: str) -> LoopNest:
@@ -64,17 +67,31 @@ def test_arguments_that_are_too_large_are_not_made(monkeypatch: pytest.MonkeyPat
         make_arguments(DOUBLE, "cpu")
 
 
-def test_samples_take_turns_and_the_lower_quartile_counts() -> None:
-    """By a clock that each call moves: now and then one takes ten times as long."""
-    now, calls = 0.0, [0, 0]
+def test_samples_are_calls_that_take_turns() -> None:
+    """By a clock that each call moves. A sample is as many calls as fill it, behind one that is not timed."""
+    now, ran = 0.0, ""
 
-    def run(k: int) -> None:
+    def run(name: str, seconds: float) -> None:
+        nonlocal now, ran
+        ran += name
+        now += seconds
+
+    runs = {0: lambda: run("a", 0.9e-4), 1: lambda: run("b", 1.9e-4)}
+    found = ProcessorClock(lambda: now).samples(runs, 3, 0)
+    assert found == {0: [pytest.approx(0.9e-4)] * 3, 1: [pytest.approx(1.9e-4)] * 3}
+    a, b = "a" + 4 * "a", "b" + 2 * "b"
+    assert ran == "aabb" + a + b + b + a + b + a
+
+
+def test_rounds_that_take_long_are_fewer() -> None:
+    now = 0.0
+
+    def run() -> None:
         nonlocal now
-        calls[k] += 1
-        now += (10 if calls[k] % 3 == 0 else 1) * (k + 1) * 1e-3
+        now += 1.0
 
-    found = interleaved_seconds({0: lambda: run(0), 1: lambda: run(1)}, lambda: now)
-    assert found == {0: pytest.approx(1e-3), 1: pytest.approx(2e-3)}
+    found = ProcessorClock(lambda: now).samples({0: run, 1: run}, 100, 0)
+    assert found == {0: [1.0], 1: [1.0]}
 
 
 def test_arguments_of_an_update_in_place_have_content() -> None:
@@ -92,7 +109,7 @@ def test_no_gpu_no_measurer() -> None:
     assert isinstance(measurer_for(DOUBLE, cpu_target()), WorkerMeasurer)
 
 
-STATE = Progress("double", 12, 1, 1.0, 10.0, 3e-3, 2e-3, "cpu_pointwise(unroll=2)")
+STATE = Progress("double", 12, 1, 1.0, 10.0, Estimate(2 / 3, 0.64, 0.69, 36), "cpu_pointwise(unroll=2)")
 
 
 def test_the_bar_is_for_terminals() -> None:
@@ -107,6 +124,26 @@ def test_the_bar_is_for_terminals() -> None:
 
 
 def test_the_story_tells_what_was_won() -> None:
-    assert story(STATE) == "12 measured, 1 failed, 1.50x of the default: cpu_pointwise(unroll=2)"
-    assert story(replace(STATE, failed=0, best_seconds=None)) == "12 measured"
-    assert story(replace(STATE, failed=0, best_seconds=None), "predicted") == "12 predicted"
+    told = "12 measured, 1 failed, 1.50x (1.45 to 1.56) of the default: cpu_pointwise(unroll=2)"
+    assert story(STATE) == told
+    assert story(replace(STATE, failed=0, found=None)) == "12 measured"
+    assert story(replace(STATE, failed=0, found=None), "predicted") == "12 predicted"
+    unsure = replace(STATE, failed=0, found=Estimate(0.5, 0.0, math.inf, 4))
+    assert story(unsure) == "12 measured, 2.00x of the default: cpu_pointwise(unroll=2)"
+
+
+def outcome(ratio: float, sigma: float, hidden: float = 0.0, seconds: float = 1e-3) -> Outcome:
+    found = Estimate(ratio, ratio, ratio, 36)
+    return Outcome("k", Trace(), ratio < 1.0, found, sigma, 2.5, seconds, (), hidden)
+
+
+def test_one_line_tells_what_tuning_came_to() -> None:
+    """Kernels count by the time that they take in a run of the graph."""
+    found = [(outcome(0.5, 0.004), 1), (outcome(1.0, 0.012, seconds=2e-3), 3), (outcome(0.9, 0.01), 1)]
+    assert str(Totals.of(found)) == "tuned 3 kernels in 7.5 s: 2 faster, 1.08x (noise 1 %)"
+    assert str(Totals.of(found[1:2])) == "tuned 1 kernel in 2.5 s: none faster than by default (noise 1 %)"
+    assert str(Totals.of([(outcome(0.5, 0.004), 1)] * 8)) == "tuned 8 kernels in 20 s: 8 faster, 2.00x (noise 0.4 %)"
+    assert not Totals.of(found).warning
+    assert (
+        "seemed 4 % faster, which this machine's noise (6 %) may be" in Totals.of([(outcome(1, 0.06, 0.04), 1)]).warning
+    )

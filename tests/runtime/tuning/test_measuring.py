@@ -32,8 +32,8 @@ from torch_mlc.runtime.tuning.measure import MeasureError
 from torch_mlc.runtime.tuning.measuring import MeasuringProcess, WorkerMeasurer
 from torch_mlc.scheduler.rules import default_schedule
 from torch_mlc.scheduler.schedule.schedule import Schedule
-from torch_mlc.scheduler.tuning.database import Database
-from torch_mlc.scheduler.tuning.tune import Measurement, MeasuringError, tune
+from torch_mlc.scheduler.tuning.database import Database, Verdict
+from torch_mlc.scheduler.tuning.tune import Entered, Failure, Measurement, MeasuringError, tune
 
 pytestmark = pytest.mark.skipif(
     not worker_command(Path()), reason="no interpreter that can be run as a program of its own"
@@ -116,11 +116,12 @@ def test_tuning_records_verdicts_and_takes_the_fastest_that_is_right(
     words = {1: "wrong 0.0001", 2: "refused 0", 4: "double 0.004", 8: "double 0.002"}
     database = Database(tmp_path / "tuning.sqlite")
     made = WorkerMeasurer(DOUBLE, SM90, process=played, run=compiler(lambda k: words.get(k, "double 0.003")))
-    trace = tune(DOUBLE, SM90, made, 30.0, database)
-    known = database.measured(structural_key(DOUBLE), SM90)
-    times = [s for s in known.values() if s is not None]
-    assert known[trace.to_json()] == min(times) >= 0.002
-    assert len(times) > 1 and None in known.values() and not own.launches
+    found = tune(DOUBLE, SM90, made, 10.0, database)
+    known = [m.record for m in database.of_workload(structural_key(DOUBLE))]
+    times = {r.trace.to_json(): r.seconds for r in known if r.verdict.has_time}
+    assert times[found.trace.to_json()] == min(times.values()) >= 0.002
+    assert {Verdict.WRONG, Verdict.FAILED} <= {r.verdict for r in known} and not own.launches
+    assert len(times) > 1
     again = measurer(played, ["double 0.1"])
     again.close()  # another's arguments are not its own to give up
     assert played.session is made
@@ -141,11 +142,50 @@ def test_an_interrupt_loses_nothing_and_ends_the_process(
         return ask(request, seconds, *parts, again=again)
 
     monkeypatch.setattr(played, "ask", interrupted)
-    made = WorkerMeasurer(DOUBLE, SM90, process=played, run=compiler(lambda k: "double 0.1"))
+    made = WorkerMeasurer(DOUBLE, SM90, process=played, run=compiler(lambda k: f"double 0.{k}"))
     with pytest.raises(KeyboardInterrupt):
         tune(DOUBLE, SM90, made, 30.0, database)
-    assert [*database.measured(structural_key(DOUBLE), SM90).values()] == [0.1, 0.1]
+    known = database.measured(structural_key(DOUBLE), SM90)
+    assert len(known) > 1 and None not in known.values()
     assert played.pid is None
+
+
+def entered(made: WorkerMeasurer, count: int) -> list[int]:
+    found = [*made.enter(candidates(count))]
+    assert all(isinstance(e, Entered) for e in found)
+    return [e.number for e in found if isinstance(e, Entered)]
+
+
+def test_a_process_that_dies_in_a_race_loses_one_trial(played: MeasuringProcess) -> None:
+    """The third runs once, and crashes, or hangs, when it is to be timed; the others have their samples."""
+    words = {"crash-later 0": ("crashed (SIGSEGV)", Verdict.CRASHED), "illegal-later 0": ("illegal", Verdict.CRASHED)}
+    for word, (told, verdict) in words.items():
+        made = measurer(played, ["double 0.4", "double 0.2", word, "double 0.1"])
+        numbers = entered(made, 4)
+        found = made.samples(numbers, 3)
+        failed = found[numbers[2]]
+        assert isinstance(failed, Failure) and failed.verdict is verdict and told in failed.reason
+        assert [found[n] for n in (numbers[0], numbers[1], numbers[3])] == [[0.4] * 3, [0.2] * 3, [0.1] * 3]
+        made.leave(numbers[1:])
+        assert made.samples(numbers[:1], 2) == {numbers[0]: [0.4] * 2}
+
+
+def test_what_hangs_in_a_race_is_late(played: MeasuringProcess) -> None:
+    made = measurer(played, ["double 0.4", "hang-later 0"], limit=1.0)
+    numbers = entered(made, 2)
+    found = made.samples(numbers, 3)
+    late = found[numbers[1]]
+    assert isinstance(late, Failure) and late.verdict is Verdict.LATE and found[numbers[0]] == [0.4] * 3
+
+
+def test_copies_and_equal_code_have_one_hash(played: MeasuringProcess) -> None:
+    made = measurer(played, ["double 0.4", "double 0.4", "double 0.2"])
+    found = [*made.enter(candidates(3))]
+    assert all(isinstance(e, Entered) for e in found)
+    hashes = [e.code_hash for e in found if isinstance(e, Entered)]
+    assert hashes[0] == hashes[1] != hashes[2]
+    again = made.copy(1)
+    assert isinstance(again, Entered) and again.code_hash == hashes[0] and again.number not in (1, 2, 3)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sqlite3
@@ -13,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from torch_mlc.ir.target import Target
+from torch_mlc.ir.target import Target, gpu_target
 from torch_mlc.scheduler.error import DatabaseWarning
 from torch_mlc.scheduler.schedule.trace import Step, Trace
-from torch_mlc.scheduler.tuning.database import Database
+from torch_mlc.scheduler.tuning.database import Database, Part, Session, Verdict, Workload, target_key
 
 CPU = Target("cpu", "znver3", 2)
 
@@ -189,3 +190,120 @@ def test_a_fork_opens_the_file_itself(path: Path) -> None:
         assert os.waitpid(child, 0)[1] == 0
         found = db.lookup("w", CPU)
         assert found is not None and found.trace == trace(8)
+
+
+def test_what_was_accepted_comes_before_what_seemed_faster(path: Path) -> None:
+    with Database(path, "1") as db:
+        db.record("w", CPU, trace(2), 1e-6, ratio=1.0, verdict=Verdict.TIMED)
+        db.record("w", CPU, trace(4), 8e-7, ratio=0.8, sigma=0.01)
+        db.record("w", CPU, trace(8), 9e-7, ratio=0.9, count=20, sigma=0.01, verdict=Verdict.ACCEPTED)
+        found = db.lookup("w", CPU)
+        assert found is not None and (found.trace, found.ratio, found.count) == (trace(8), 0.9, 20)
+        assert found.speedup == pytest.approx(1 / 0.9) and found.verdict is Verdict.ACCEPTED
+    with Database(path, "2") as later:  # a later session looks again, and is not so sure
+        later.record("w", CPU, trace(8), 1e-6, ratio=1.0, verdict=Verdict.REJECTED)
+        later.record("w", CPU, trace(2), 1e-6, ratio=1.0, verdict=Verdict.ACCEPTED)
+        found = later.lookup("w", CPU)
+        assert found is not None and found.trace == trace(2)
+
+
+@pytest.mark.parametrize(("ratio", "sigma", "serves"), [(0.995, 0.0, False), (0.97, 0.02, False), (0.95, 0.02, True)])
+def test_an_unconfirmed_ratio_serves_where_it_is_clear_of_its_noise(
+    path: Path, ratio: float, sigma: float, serves: bool
+) -> None:
+    with Database(path) as db:
+        db.record("w", CPU, trace(2), 1e-6, ratio=ratio, sigma=sigma)
+        assert (db.lookup("w", CPU) is not None) == serves
+        (told,) = db.tuned()
+        assert (told.best is not None) == serves and told.measured == 1
+
+
+def test_ratios_of_sessions_are_compared_and_seconds_are_not(path: Path) -> None:
+    with Database(path) as db:
+        elsewhere = Session.new(db.versions, (("system", "Linux"),))
+        db.record("w", CPU, trace(2), 1e-9, ratio=0.9, session=elsewhere)  # of a faster machine of the same kind
+        db.record("w", CPU, trace(4), 1e-6, ratio=0.8)
+        found = db.lookup("w", CPU)
+        assert found is not None and found.trace == trace(4) and found.session == db.session.id != elsewhere.id
+
+
+def test_equal_machine_code_stays_measured_whatever_the_versions(path: Path) -> None:
+    with Database(path, "old") as db:
+        db.record("w", CPU, trace(4), 2e-6, ratio=1.0, code_hash="c0", against="c0")
+        db.record("w", CPU, trace(8), 1e-6, ratio=0.5, code_hash="c1", against="c0")
+        db.record("w", CPU, trace(16), None, "illegal access", verdict=Verdict.CRASHED, code_hash="c2", against="c0")
+    with Database(path, "new") as db:
+        assert db.measured("w", CPU) == {}
+        known = db.by_code("w", CPU)
+        assert {code: (r.ratio, r.verdict, r.against) for code, r in known.items()} == {
+            "c0": (1.0, Verdict.TIMED, "c0"), "c1": (0.5, Verdict.TIMED, "c0"), "c2": (None, Verdict.CRASHED, "c0"),
+        }  # fmt: skip
+        assert known["c2"].seconds == float("inf") and known["c2"].error == "illegal access"
+    with Database(path, part=lambda _: Part("another")) as db:
+        assert db.by_code("w", CPU) == {}
+
+
+def test_parts_of_one_architecture_are_told_apart(path: Path) -> None:
+    gpu = gpu_target("cuda:sm_90")
+    h100 = Database(path, part=lambda _: Part("NVIDIA H100 80GB HBM3", lambda: {"copy": 2800.0}))
+    h200 = Database(path, part=lambda _: Part("NVIDIA H200"))
+    h100.record("w", gpu, trace(4), 1e-6)
+    assert h100.lookup("w", gpu) is not None and h200.lookup("w", gpu) is None
+    assert h100.key_of(gpu) == target_key(gpu) + ":nvidia-h100-80gb-hbm3" != h200.key_of(gpu)
+    with sqlite3.connect(path) as raw:
+        facts = json.loads(raw.execute("SELECT facts FROM targets").fetchone()[0])
+    assert facts["part"] == "NVIDIA H100 80GB HBM3" and facts["rates"] == {"copy": 2800.0}
+    assert Target(**facts["target"]) == gpu
+
+
+def test_reading_makes_no_file(path: Path) -> None:
+    with Database(path) as db:
+        assert db.lookup("w", CPU) is None and db.tuned() == [] and db.by_code("w", CPU) == {} and db.clear() == 0
+    assert not path.parent.exists()
+
+
+def argument(text: str) -> str:
+    return '{"steps": [["split", {"loop": ' + text + "}, []]]}"
+
+
+NO_TRACES = {
+    "open lists": "[" * 100_000,
+    "deep lists": argument("[" * 50 + "]" * 50),
+    "long": argument('"' + "x" * 300_000 + '"'),
+    "many items": argument("[" + "1," * 300 + "1]"),
+    "a large number": argument("9" * 30),
+    "many steps": '{"steps": [["f", {}, []]' + ', ["f", {}, []]' * 5000 + "]}",
+    "brackets": argument('{"size": "' + "(" * 300 + '"}'),
+    "signs": argument('{"size": "' + "-" * 999 + '1"}'),
+    "tower": argument(r'{"si\u007ae": "9**9**9**9"}'),
+    "power": argument('{"size": "2**(99)"}'),
+    "list": "[1, 2]",
+    "nothing": "null",
+    "surrogate": r'"\ud800"',
+    "step of a number": '{"steps": [1]}',
+}
+
+
+@pytest.mark.parametrize("text", NO_TRACES.values(), ids=NO_TRACES)
+def test_what_is_no_trace_is_passed_over(path: Path, text: str) -> None:
+    with Database(path) as db:
+        db.record("w", CPU, trace(4), 2e-6)
+        db.record("w", CPU, trace(8), 1e-6)
+    with sqlite3.connect(path) as raw:
+        raw.execute("UPDATE measurements SET trace = ? WHERE seconds < 1.5e-6", (text,))
+    with Database(path) as db, pytest.warns(DatabaseWarning, match="damaged") as seen:
+        found = db.lookup("w", CPU)
+        assert found is not None and found.trace == trace(4)
+        assert db.tuned()[0].best == found
+    assert len(seen) == 1
+
+
+def test_clearing_leaves_no_row(path: Path) -> None:
+    with Database(path) as db, Database(path, predicted=True) as predicted:
+        db.record(Workload("w", "text"), CPU, trace(4), 1e-6)
+        predicted.record("v", CPU, trace(4), 1e-6)
+        assert db.clear() == 1 and db.tuned() == [] and len(predicted.tuned()) == 1
+        assert predicted.clear() == 1
+    with sqlite3.connect(path) as raw:
+        for table in ("measurements", "workloads", "targets", "sessions"):
+            assert raw.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,)

@@ -1,0 +1,200 @@
+"""Measurements as JSON lines: what a database writes for others, and takes from them.
+
+A line is a workload, a target, a session, or a measurement that names one of each; what is named stands before it.
+A writer only appends, so that a file that was cut off loses its last line. Lines of others are data, each checked by
+itself: what is none of these is left out and said so. Their traces are checked when they are replayed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sqlite3
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from .rows import MAX_TRACE, Provenance, Verdict, plain_json, trace_hash
+from .schema import SCHEMA, session_number, target_number, workload_number
+
+# Characters of a line; a nest's text is the longest thing in one.
+MAX_LINE = 1 << 22
+# Faults that are named; the rest is counted.
+MAX_NAMED = 20
+_CHUNK = 2000
+_HEX = re.compile(r"[0-9a-zA-Z_.:-]{1,200}")
+_DATE = re.compile(r"\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\d(\.\d+)?([+-]\d\d:\d\d|Z)?)?")
+_PATH = re.compile(r"(?<![\w/])~?(?:/[\w.@+-]+)+/(?=[\w.@+-])|\b[A-Za-z]:\\(?:[^\\\s]+\\)*")
+_EXPORTED = """
+SELECT w.key, w.text, t.key, t.base, t.facts, s.name, s.versions, s.date, s.facts,
+    m.predicted, m.trace, m.seconds, m.ratio, m.count, m.sigma, m.verdict, m.error, m.code_hash, m.against, m.date
+FROM measurements m JOIN workloads w ON w.id = m.workload JOIN targets t ON t.id = m.target
+JOIN sessions s ON s.id = m.session
+WHERE (:target IS NULL OR t.key = :target) AND m.date >= :since ORDER BY m.id
+"""
+_IMPORT = """
+INSERT INTO measurements (workload, target, session, predicted, trace_hash, trace, seconds, ratio, count, sigma,
+    verdict, error, code_hash, against, date)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (workload, target, predicted, trace_hash, session) DO UPDATE SET
+    seconds = excluded.seconds, ratio = excluded.ratio, count = excluded.count, sigma = excluded.sigma,
+    verdict = excluded.verdict, error = excluded.error, code_hash = excluded.code_hash, against = excluded.against,
+    date = excluded.date WHERE excluded.date > date
+"""
+
+
+class LineError(ValueError):
+    """A line that is no part of a tuning database."""
+
+
+@dataclass(slots=True)
+class Imported:
+    """What came of some lines: measurements that are new or newer, those that were known, and lines left out, of which
+    the first ``MAX_NAMED`` say where and why."""
+
+    added: int = 0
+    known: int = 0
+    left_out: int = 0
+    faults: list[str] = field(default_factory=list)
+
+    def fault(self, where: str, why: str) -> None:
+        self.left_out += 1
+        if len(self.faults) < MAX_NAMED:
+            self.faults.append(f"{where}: {why}")
+
+
+def exported(connection: sqlite3.Connection, target: str | None = None, since: str = "") -> Iterator[str]:
+    """Every measurement (of one target, made at a date or later), as lines without their ends. Messages of errors have
+    no folders: those are nobody else's business."""
+    yield plain_json({"schema": SCHEMA})
+    told: set[tuple[str, str]] = set()
+    for row in connection.execute(_EXPORTED, {"target": target, "since": since}):
+        workload, text, machine, base, machine_facts, session, versions, day, facts, *rest = row
+        defined = (
+            (("workload", workload), {"text": text}),
+            (("target", machine), {"base": base, "facts": json.loads(machine_facts)}),
+            (("session", session), {"versions": versions, "date": day, "facts": json.loads(facts)}),
+        )
+        for name, more in defined:
+            if name not in told:
+                told.add(name)
+                yield plain_json({name[0]: name[1], **more})
+        predicted, trace, seconds, ratio, count, sigma, verdict, error, code, against, date = rest
+        measured = {
+            "of": [workload, machine, session], "trace": trace, "seconds": seconds, "ratio": ratio, "count": count,
+            "sigma": sigma, "verdict": verdict, "error": _PATH.sub("", error), "code": code, "against": against,
+            "date": date, "predicted": bool(predicted),
+        }  # fmt: skip
+        yield plain_json({k: v for k, v in measured.items() if v not in (None, "", False)})
+
+
+def import_lines(
+    connection: sqlite3.Connection, lines: Iterable[str], where: str, found: Imported | None = None
+) -> Imported:
+    """Take lines into a database, within a transaction of the caller's. Their sessions are others', except those that
+    are known already. ``where`` names the lines in faults."""
+    found = Imported() if found is None else found
+    numbers: dict[tuple[str, str], int] = {}
+    waiting: list[tuple[Any, ...]] = []
+
+    def flush() -> None:
+        before = connection.total_changes
+        connection.executemany(_IMPORT, waiting)
+        changed = connection.total_changes - before
+        found.added += changed
+        found.known += len(waiting) - changed
+        waiting.clear()
+
+    for number, line in enumerate(lines, 1):
+        if not line or line.isspace():
+            continue
+        try:
+            if len(line) > MAX_LINE:
+                raise LineError(f"{len(line)} characters are more than {MAX_LINE}")
+            data = json.loads(line)
+            if not isinstance(data, dict):
+                raise LineError("it is no object")
+            if "of" in data:
+                waiting.append(_measurement(data, numbers))
+                if len(waiting) >= _CHUNK:
+                    flush()
+            else:
+                _define(connection, data, numbers)
+        except (LineError, ValueError, RecursionError) as error:
+            found.fault(f"{where}:{number}", str(error)[:200])
+            if isinstance(error, _NewerLinesError):
+                break
+    flush()
+    return found
+
+
+class _NewerLinesError(LineError):
+    pass
+
+
+def _define(connection: sqlite3.Connection, data: dict[str, Any], numbers: dict[tuple[str, str], int]) -> None:
+    match data:
+        case {"schema": int() as schema}:
+            if schema > SCHEMA:
+                raise _NewerLinesError(f"a newer torch-mlc wrote it: its schema is {schema}; {SCHEMA} is read here")
+        case {"workload": str() as key, "text": str() as text}:
+            numbers["workload", _name(key)] = workload_number(connection, key, text)
+        case {"target": str() as key, "base": str() as base, "facts": dict() as facts}:
+            numbers["target", _name(key)] = target_number(connection, key, _name(base), _facts(facts))
+        case {"session": str() as key, "versions": str() as versions, "date": str() as date, "facts": dict() as facts}:
+            numbers["session", _name(key)] = session_number(
+                connection, key, versions[:200], _date(date), _facts(facts), Provenance.IMPORTED.value
+            )
+        case _:
+            raise LineError(f"it is no workload, target, session or measurement: {plain_json(data)[:60]}")
+
+
+def _measurement(data: dict[str, Any], numbers: dict[tuple[str, str], int]) -> tuple[Any, ...]:
+    """A row of the table. Raises LineError."""
+    given = data.get
+    try:
+        workload, target, session = data["of"]
+        row = numbers["workload", workload], numbers["target", target], numbers["session", session]
+    except (KeyError, TypeError, ValueError):
+        raise LineError("it names a workload, target or session that no line before it has defined") from None
+    trace, verdict = given("trace"), _VERDICTS.get(given("verdict", "")) if isinstance(given("verdict"), str) else None
+    if not isinstance(trace, str) or len(trace) > MAX_TRACE:
+        raise LineError("it has no trace" if not isinstance(trace, str) else f"a trace of {len(trace)} characters")
+    if verdict is None:
+        raise LineError(f"{str(given('verdict'))[:40]!r} is no verdict; there are {', '.join(_VERDICTS)}")
+    seconds, ratio, sigma, count = given("seconds"), given("ratio"), given("sigma"), given("count", 1)
+    for value in (seconds, ratio, sigma):
+        if value is not None and not (type(value) in (int, float) and 0 <= value < math.inf):
+            raise LineError(f"{str(value)[:40]} is no measurement")
+    if verdict.has_time != (seconds is not None) or type(count) is not int or not 0 < count < 1 << 31:
+        raise LineError("its verdict, time and count do not fit each other")
+    texts = given("error", ""), given("code", ""), given("against", "")
+    if not all(isinstance(t, str) for t in texts) or type(given("predicted", False)) is not bool:
+        raise LineError("its words are none")
+    return (
+        *row, given("predicted", False), trace_hash(trace), trace, seconds, ratio, count, sigma, verdict.value,
+        texts[0][:1000], texts[1][:200], texts[2][:200], _date(given("date")),
+    )  # fmt: skip
+
+
+_VERDICTS = {v.value: v for v in Verdict}
+
+
+def _name(text: str) -> str:
+    if not _HEX.fullmatch(text):
+        raise LineError(f"{text[:40]!r} is no name")
+    return text
+
+
+def _date(text: Any) -> str:
+    if not isinstance(text, str) or not _DATE.fullmatch(text):
+        raise LineError(f"{str(text)[:40]!r} is no date")
+    return text
+
+
+def _facts(facts: dict[str, Any]) -> str:
+    text = plain_json(facts)
+    if len(text) > 1 << 14:
+        raise LineError(f"facts of {len(text)} characters")
+    return text
