@@ -175,9 +175,25 @@ def _fold(ctx: Context, op: str, terms: list[sympy.Expr], lanes: int, dtype: DTy
     terms = [t for t in terms if not t.is_Integer] + [t for t in terms if t.is_Integer]
     result, *others = (_emit(ctx, t, lanes, dtype) for t in terms)
     for other in others:
-        flags = " nsw" if dtype is I64 else ""
-        result = ctx.b.binary(f"{op}{flags}", result, other)
+        result = _folded(op, result, other) or ctx.b.binary(f"{op} nsw" if dtype is I64 else op, result, other)
     return result
+
+
+def _folded(op: str, x: Val, y: Val) -> Val | None:
+    """A sum or product that needs no instruction. Loops that are written out have numbers for variables, and the slots
+    of accumulators become registers only where their places are numbers."""
+    neutral = "0" if op == "add" else "1"
+    for value, other in ((x, y), (y, x)):
+        if value.lanes or not value.is_literal:
+            continue
+        if value.name == neutral:
+            return other
+        if op == "mul" and value.name == "0" and not other.lanes:
+            return value
+        if not other.lanes and other.is_literal:
+            a, b = int(value.name), int(other.name)
+            return Val(str(a + b if op == "add" else a * b), x.dtype)
+    return None
 
 
 def _divide(ctx: Context, what: str, base: sympy.Expr, by: sympy.Expr, lanes: int, dtype: DType) -> Val:

@@ -14,7 +14,7 @@ import sympy
 from ....ir.expr.dtypes import DType
 from ....ir.expr.monoid import State
 from ....ir.expr.value import Expr, IndexValue, Load, Var, walk
-from ....ir.nest.loops import AxisKind, Block, Bound, Loop, Update
+from ....ir.nest.loops import AxisKind, Block, Bound, Loop, LoopKind, Update
 from ..functions.functions import closed
 from ..memory.index import scalar_index, split_linear
 from ..text.builder import Val, llvm_type
@@ -154,7 +154,7 @@ def identity(ctx: Context, update: Update) -> list[Val]:
 def clear(ctx: Context, acc: Accumulator) -> None:
     for slot, neutral in zip(acc.slots, identity(ctx, acc.update), strict=True):
         value = ctx.b.splat(neutral, slot.lanes)
-        if acc.size <= 16:
+        if acc.size <= 16 or all(d.kind is LoopKind.UNROLLED for d in acc.dims):
             for k in range(acc.size):
                 ctx.b.line(f"store {value}, ptr {element(ctx, slot, str(k))}")
         else:
