@@ -106,7 +106,7 @@ class BlockWork:
 
 
 @dataclass(slots=True)
-class Measured:
+class NestMeasures:
     """All blocks of a nest, and what their loops are."""
 
     nest: LoopNest
@@ -138,11 +138,11 @@ class Measured:
         return frozenset(found)
 
 
-def measured(nest: LoopNest) -> Measured:
+def measured(nest: LoopNest) -> NestMeasures:
     """Look at a nest, scheduled or not."""
     sizes: Sizes = tuple((s, nest.symbols.hint(s)) for s in nest.symbols.symbols)
     buffers = nest.buffers
-    return Measured(nest, tuple(_work(nest, b, path, buffers, sizes) for b, path in blocks(nest)))
+    return NestMeasures(nest, tuple(_work(nest, b, path, buffers, sizes) for b, path in blocks(nest)))
 
 
 def _work(
