@@ -1,4 +1,4 @@
-"""Recording: what legal schedules of many nests take beside the default, in batches, so that nothing depends on when."""
+"""Recording: what legal schedules of many nests take beside the default, in batches, whenever that is."""
 
 from __future__ import annotations
 
@@ -272,7 +272,9 @@ def _lines(
 ) -> list[Line]:
     first, second, *others = results
     if isinstance(first, Exception) or isinstance(second, Exception):
-        raise ScheduleError("record", f"the default cannot be measured: {first if isinstance(first, Exception) else second}")
+        raise ScheduleError(
+            "record", f"the default cannot be measured: {first if isinstance(first, Exception) else second}"
+        )
     default = (float(first) * float(second)) ** 0.5
     made = space.replayed(space.default())
     assert made is not None

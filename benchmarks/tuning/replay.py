@@ -183,9 +183,7 @@ class Replay:
         return {
             name: {
                 "near": dict(zip(("median", "q25", "q75"), self.near(name), strict=True)),
-                "regret": {
-                    str(n): dict(zip(("mean", "low", "high"), self.regret(name, n), strict=True)) for n in TOLD
-                },
+                "regret": {str(n): dict(zip(("mean", "low", "high"), self.regret(name, n), strict=True)) for n in TOLD},
                 "curve": [self.regret(name, n) for n in range(1, TRIALS + 1)],
                 "kernels": {k: [c.near for c in curves] for k, curves in self.curves[name].items()},
             }

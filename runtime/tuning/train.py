@@ -98,7 +98,8 @@ def rows_of(records: Sequence[Recorded]) -> Rows:
     """
     if len({r.head.kind for r in records}) > 1:
         raise TrainingError("records of CPUs and of GPUs: train one kind at a time")
-    ids, draft, nest, times, controls, drafts = [], [], [], [], [], []
+    ids, draft, nest, times, drafts = [], [], [], [], []
+    controls: list[float] = []
     about: dict[str, tuple[str, str]] = {}
     for r in records:
         off = {(c.session, c.batch): abs(math.log(c.speedup)) for c in r.lines if c.control and c.speedup is not None}
@@ -197,7 +198,7 @@ def _boosted(rows: Rows, jobs: Mapping[str, Any]) -> tuple[dict[str, Array], dic
     """Scores and trees of the jobs, from a process of its own. Raises TrainingError with what it said."""
     with tempfile.TemporaryDirectory(prefix="torch-mlc-train-") as name:
         folder = Path(name)
-        np.savez(folder / "data.npz", quality=rows.quality, **rows.features)
+        np.savez(folder / "data.npz", quality=rows.quality, draft=rows.features["draft"], nest=rows.features["nest"])
         (folder / "jobs.json").write_text(json.dumps(jobs))
         done = subprocess.run([sys.executable, boosting.__file__, name], capture_output=True, text=True)
         if done.returncode:
@@ -229,7 +230,9 @@ def _figures(rows: Rows, scores: Array) -> Figures:
 
 
 def _written(rows: Rows, report: Report, out: Path, rounds: int, threads: int) -> Report:
-    jobs = {of: _job(rows, of, report.chosen[of], [False] * len(rows.sizes), rounds, threads) for of in ENSEMBLES}
+    jobs: dict[str, Any] = {
+        of: _job(rows, of, report.chosen[of], [False] * len(rows.sizes), rounds, threads) for of in ENSEMBLES
+    }
     _, trees = _boosted(rows, jobs)
     training = {
         "date": datetime.now(timezone.utc).date().isoformat(), "rows": report.rows, "groups": report.groups,
@@ -264,14 +267,15 @@ def described(report: Report) -> str:
     """A report in plain text."""
     lines = [
         f"{report.kind}: {report.rows} candidates in {report.groups} groups, {report.failed} failed; equal candidates "
-        f"differ by {report.noise:.1%} in the median; the best recorded is {report.gap:.3f} times as fast as the default",
+        f"differ by {report.noise:.1%} in the median; the best recorded is {report.gap:.3f} times as fast as defaults",
         f"on held-out {report.holdout}s:",
     ]
     for of, forms in report.figures.items():
         for form, f in forms.items():
             lines.append(
                 f"  {of:5} {form:10} pairs {f.pairwise:.3f}  regret@1 {f.regret1:.3f} (median {f.median1:.3f})  "
-                f"regret@8 {f.regret8:.3f} (median {f.median8:.3f})" + ("  <- kept" if report.chosen[of] == form else "")
+                f"regret@8 {f.regret8:.3f} (median {f.median8:.3f})"
+                + ("  <- kept" if report.chosen[of] == form else "")
             )
     if report.path is not None:
         lines.append(f"wrote {report.path}")

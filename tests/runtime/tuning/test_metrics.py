@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+
 from torch_mlc.runtime.tuning.metrics import GroupError, figures, group_sizes, pairwise_accuracy, regret
 
 

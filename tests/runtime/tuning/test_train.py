@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("lightgbm", reason="of the extra `tune`")
 
 import numpy as np
+
 from torch_mlc.runtime.tuning import boosting
 from torch_mlc.runtime.tuning.records import Head, Line, Recorded, RecordsError, head_text, line_text, read_folder
 from torch_mlc.runtime.tuning.train import TrainingError, described, main, rows_of, train

@@ -5,6 +5,7 @@ import time
 
 import numpy as np
 import pytest
+
 from torch_mlc.scheduler.tuning.features import DRAFT_FEATURES, FEATURES_VERSION, NEST_FEATURES
 from torch_mlc.scheduler.tuning.ranker import (
     FOLDER,
