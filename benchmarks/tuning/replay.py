@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 
 from torch_mlc.runtime.tuning.records import Recorded
-from torch_mlc.runtime.tuning.train import Holdout, Report, Rows, TrainingError, rows_of, train
+from torch_mlc.runtime.tuning.train import Holdout, TrainingReport, Rows, TrainingError, rows_of, train
 from torch_mlc.scheduler.tuning.space import Draft, Space
 from torch_mlc.scheduler.tuning.strategies import BeamSearch, Evolution, RandomSearch, Strategy
 
@@ -161,7 +161,7 @@ def searched(strategy: Strategy, pool: Pool, trials: int) -> Curve:
 class Replay:
     """What strategies did on all groups: curves by strategy and kernel, one a seed."""
 
-    report: Report
+    report: TrainingReport
     kernels: tuple[str, ...]
     curves: Mapping[str, Mapping[str, tuple[Curve, ...]]]
 
