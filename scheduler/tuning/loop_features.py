@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from ...ir.expr.value import Load
-from ...ir.nest.hints import HINTS, Changes
+from ...ir.nest.hints import HINTS, Annotated, Changes
 from ...ir.nest.loops import BLOCK_KINDS, Block, Loop, LoopKind, LoopNest, Scope, Store, Update, walk_nodes
 from ...ir.target import Target
 from ..cost.cpu_kernels import LINE
@@ -186,7 +186,8 @@ def _hints(nest: LoopNest, loops: list[Loop]) -> dict[str, float]:
     found = {f"hint.{name}": 0.0 for name in NUMBERS}
     for name in NUMBERS:
         hint = HINTS[name]
-        for node in (nest, *loops):
+        places: tuple[Annotated, ...] = (nest, *loops)
+        for node in places:
             value = hint.found(node)
             if isinstance(value, (bool, int)):
                 found[f"hint.{name}"] = max(found[f"hint.{name}"], _log(float(value)))

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from torch_mlc.codegen.kernel import EmitError
+from torch_mlc.codegen.llvm.reductions import reductions
 from torch_mlc.codegen.triton.emit import emit_triton
 from torch_mlc.ir.target import Target, gpu_target
 from torch_mlc.ir.verify.verify import verify
@@ -19,6 +20,7 @@ from torch_mlc.runtime.targets import cpu_target
 from torch_mlc.scheduler.error import ScheduleError
 from torch_mlc.scheduler.rules import default_schedule
 from torch_mlc.scheduler.schedule.schedule import Schedule, replay
+from torch_mlc.scheduler.tuning import order
 from torch_mlc.scheduler.tuning.edits import KINDS, TraceEdit, arranged
 from torch_mlc.scheduler.tuning.space import MOST_EDITS, Draft, Numerics, Space
 
@@ -198,6 +200,10 @@ def test_the_same_order_gives_the_same_bits(name: str) -> None:
         assert same_bits(found, wanted), f"{draft}\n{schedule.trace}"
         count += 1
     assert count >= 10
+
+
+def test_accumulators_are_those_of_the_emitter() -> None:
+    assert order.LARGEST_ACCUMULATORS == reductions._LARGEST
 
 
 def test_an_order_is_told_from_another() -> None:
