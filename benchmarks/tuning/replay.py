@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 
 from torch_mlc.runtime.tuning.records import Recorded
-from torch_mlc.runtime.tuning.train import Holdout, TrainingReport, Rows, TrainingError, rows_of, train
+from torch_mlc.runtime.tuning.train import Holdout, Rows, TrainingError, TrainingReport, rows_of, train
 from torch_mlc.scheduler.tuning.space import Draft, Space
 from torch_mlc.scheduler.tuning.strategies import BeamSearch, Evolution, RandomSearch, Strategy
 
