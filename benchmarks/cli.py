@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 import torch
@@ -26,6 +27,7 @@ from .run_kernels import failed, run_kernel
 from .run_memory import run_memory
 from .run_models import MODES, meant, run_model
 from .run_target import TARGET_SUITES, run_target, tell_changed
+from .run_tuning import run_tuning, tuning_options
 from .schema import CaseResult, Report, resume_report
 from .steps import Keep, begun, newest, run_steps, stamp
 from .table import print_report
@@ -34,6 +36,7 @@ from .timing import TimingSettings
 # Nodes of the graphs of scaling.
 NODES = (100, 300, 1000, 3000, 10000)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DEFAULT = click.core.ParameterSource.DEFAULT
 RESULTS = Path(__file__).resolve().parent / "results"
 # What --resume is without a name.
 NEWEST = ":newest"
@@ -87,6 +90,7 @@ def progress_bar(console: Console) -> Progress:
             "defaults",
             "predicted",
             "attention",
+            "tuning",
         )
     ),
     required=True,
@@ -117,7 +121,7 @@ def progress_bar(console: Console) -> Progress:
     "--target",
     default="cuda:sm_90",
     help="GPU that static, campaign, defaults, predicted and attention compile for; none need be here. Of attention "
-    "several, with commas between.",
+    "several, with commas between. Of tuning: where it is not given, the CPU.",
 )
 @click.option("--minutes", type=click.Choice(("10", "45")), default="10", help="Of campaign: what there is time for.")
 @click.option("--stage", "stages", multiple=True, help="Of campaign: this one alone; may be given again.")
@@ -136,6 +140,7 @@ def progress_bar(console: Console) -> Progress:
 @click.option("--fill", is_flag=True, help="Of campaign: compile what it launches for --target into --cache, and end.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=RESULTS, help="Folder of the results.")
 @click.option("--plot/--no-plot", default=True, help="Write a PNG; needs matplotlib.")
+@tuning_options
 def main(
     suite: str,
     device: str,
@@ -161,6 +166,7 @@ def main(
     fill: bool,
     out: Path,
     plot: bool,
+    **of_tuning: Any,
 ) -> None:
     """Measure torch.compile backends against eager and against one another; static: what torch_mlc compiles to.
 
@@ -187,6 +193,19 @@ def main(
         return
     if plot and importlib.util.find_spec("matplotlib") is None:
         raise click.UsageError("the plot needs matplotlib: pip install 'torch-mlc[bench]', or use --no-plot")
+    if suite == "tuning":
+        # One thread by default: teams on a machine that does other things too are noise.
+        torch.set_num_threads(threads or 1)
+        with progress_bar(console) as bar:
+            task = bar.add_task(suite, total=None)
+
+            def told(name: str, done: int, total: int) -> None:
+                bar.update(task, description=name, total=total, completed=done)
+
+            # Schedules of a GPU need not run: their times are predicted where there is none.
+            where = "cpu" if click.get_current_context().get_parameter_source("target") == DEFAULT else target
+            run_tuning(of_tuning, where, repeat or 10, out, plot, partial(select, patterns=patterns), console, told)
+        return
     # It compiles with torch_mlc itself; kernels, models and compile also run where that is not installed.
     scaling = importlib.import_module(f"{__package__}.run_scaling") if suite == "scaling" else None
     graphs = list(scaling.GRAPHS) if scaling is not None else []

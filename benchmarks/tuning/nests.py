@@ -19,7 +19,7 @@ from .programs import random_program
 
 _FILES = (pointwise, reductions, norms, movement, quantized, attention, convolutions, images, products)
 _FAMILY = {case.name: file.__name__.rpartition(".")[2] for file in _FILES for case in file.CASES}
-PROGRAMS = 16
+PROGRAMS = 48
 # Models whose kernels are recorded, and how many kernels of each at most.
 MODELS, OF_MODEL = ("gpt2_d768", "bert", "mobilenet", "mixer", "llama", "unet"), 1
 # Kernels of one workload of the suite ``kernels`` at most.

@@ -78,5 +78,3 @@ def _step(shape: tuple[int, ...], rng: random.Random) -> Step:
     if kind == "softmax":
         return lambda t, _: torch.softmax(t.float().expand(shape), axis)
     return lambda t, _: torch.cumsum(t.float().expand(shape), axis)
-
-

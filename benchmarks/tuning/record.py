@@ -1,4 +1,4 @@
-"""Recording: what legal schedules of many nests take beside the default, in batches, so that nothing depends on when."""
+"""Recording: what legal schedules of many nests take beside the default, in batches, whenever that is."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ from .nests import Named, Source, nests_of, sources
 BATCH, TURN = 8, 2
 # Equals that differ by more than this are measured again, so often at most.
 QUIET, AGAIN = 0.03, 2
-# Of the candidates half are near the defaults, from the first so many; the others are drawn by chance.
+# Nests whose default takes more seconds are left out: the slowest candidates take a hundred times as long.
+SLOW = 0.012
+# Of the candidates a third are near the defaults, from the first so many, and as many are neighbours of
+# those; the others are drawn by chance.
 NEAR = 1500
 # Draws in a row that find nothing new before a space counts as exhausted.
 PATIENCE = 200
@@ -210,12 +213,18 @@ def _turn(
 ) -> None:
     if r.exhausted or r.count >= wanted:
         return
+    if r.lines:  # ratios to the default of the same batch go on where a stopped run has left them
+        session = r.lines[0].session
     measurer = measurer_of(r.named.nest, r.named.target, 0)
     if measurer is None:
         raise ScheduleError("record", f"{r.named.name} cannot be measured here", r.named.nest)
     default = r.space.replayed(r.space.default())
     assert default is not None, "the default applies always"
     with closing(measurer):
+        if not r.lines and not r.named.target.is_gpu:
+            (alone,) = measurer.measure([default])
+            if not isinstance(alone, Exception) and alone > SLOW:
+                raise ScheduleError("record", f"its default takes {alone * 1e3:.0f} ms", r.named.nest)
         while not r.exhausted and r.count < wanted:
             fresh = r.fresh(min(BATCH, wanted - r.count))
             if not fresh:
@@ -263,7 +272,9 @@ def _lines(
 ) -> list[Line]:
     first, second, *others = results
     if isinstance(first, Exception) or isinstance(second, Exception):
-        raise ScheduleError("record", f"the default cannot be measured: {first if isinstance(first, Exception) else second}")
+        raise ScheduleError(
+            "record", f"the default cannot be measured: {first if isinstance(first, Exception) else second}"
+        )
     default = (float(first) * float(second)) ** 0.5
     made = space.replayed(space.default())
     assert made is not None

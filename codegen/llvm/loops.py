@@ -311,7 +311,7 @@ def _peeled(
         if name in inside
     )
     started = [
-        reductions.for_tail(ctx, acc, acc.lanes if shared else ctx.target.lanes(4))
+        reductions.for_tail(ctx, acc, ctx.target.lanes(4) if not shared and _cuts(part.tail, acc) else acc.lanes)
         if part.tail & set(acc.block.predicate)
         else acc
         for acc in started
@@ -321,6 +321,12 @@ def _peeled(
         return _peeled(ctx, nest, loop, rest, high, started, otherwise=True)
     _range(ctx, nest, loop, rest, high)
     return started
+
+
+def _cuts(tail: frozenset[Bound], acc: Accumulator) -> bool:
+    """Whether lanes of an accumulator are masked in a tail; of another loop's tail they are all live, or none."""
+    names = {s for bound in tail & set(acc.block.predicate) for s in bound.lhs.free_symbols | bound.rhs.free_symbols}
+    return acc.vector is not None and acc.vector.var in names
 
 
 def _range(ctx: Context, nest: Nest, loop: Loop, low: Val, high: Val) -> None:

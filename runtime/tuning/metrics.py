@@ -15,8 +15,10 @@ APART = 0.05
 
 
 def pairwise_accuracy(scores: Array, times: Array, apart: float = APART) -> float:
-    """The share of pairs in the right order, of those whose times differ by more than ``apart`` of the lesser one; equal
-    scores count half. NaN where there are no such pairs. ``scores`` (higher is faster) and ``times`` are ``[n]``."""
+    """The share of pairs in the right order, of those whose times differ by more than ``apart`` of the lesser one.
+
+    Equal scores count half. NaN where there are no such pairs. ``scores`` (higher is faster) and ``times`` are ``[n]``.
+    """
     scores, times = np.asarray(scores, np.float64), np.asarray(times, np.float64)
     _checked(scores, times)
     faster, slower = np.nonzero(times[:, None] * (1 + apart) < times[None, :])

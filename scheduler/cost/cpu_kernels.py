@@ -13,6 +13,10 @@ from ...ir.machine import Machine
 HEAVY_FLOPS = 24
 # Registers that a reduction of little work keeps in flight at least, so that it does not wait for its own results.
 LEAST_IN_FLIGHT = 4
+# So many times as long as its vectors is a loop at least that takes longer ones for a tail. Rows of 400 to 1552
+# elements that a register divides, and four do not, are summed 1.2 times as fast so, moments 1.3 to 2.2 times (Zen 5,
+# registers of 64 and of 32 bytes); rows of 112 would be slower in 32 lanes of which a register has 8.
+WORTH_A_TAIL = 4
 # A tile of a transposition: a cache line of the side that is read across, by half a line of the other, or by a whole
 # one where lines begin alike in all rows and a register is as long. Elsewhere stores of whole registers would each
 # begin a line that nobody has asked for, in as many rows.

@@ -23,7 +23,7 @@ from ..cost.cpu_kernels import LINE
 from ..schedule.schedule import Schedule
 from .edits import KINDS
 from .loop_features import LOOP_FEATURES, NUMBERS, loop_features
-from .measures import CLASSES, Measured, lines, measured
+from .measures import CLASSES, NestMeasures, lines, measured
 from .space import Draft, Space
 
 FEATURES_VERSION = 1
@@ -125,7 +125,7 @@ def log(value: float) -> float:
 # --- what is computed, and where --------------------------------------------------------------------------------------
 
 
-def workload_features(found: Measured) -> dict[str, float]:
+def workload_features(found: NestMeasures) -> dict[str, float]:
     """What a nest computes, whatever its loops are."""
     nest, works = found.nest, found.works
     hint = nest.symbols.hint
@@ -175,7 +175,7 @@ def workload_features(found: Measured) -> dict[str, float]:
     return values
 
 
-def _dtypes(found: Measured, touched: Mapping[str, float]) -> dict[str, float]:
+def _dtypes(found: NestMeasures, touched: Mapping[str, float]) -> dict[str, float]:
     """Shares of the bytes."""
     kinds = {b.name: b.dtype for b in (*found.nest.params, *found.nest.locals)}
     total = max(sum(touched.values()), 1.0)
@@ -191,7 +191,7 @@ def _dtypes(found: Measured, touched: Mapping[str, float]) -> dict[str, float]:
     }  # fmt: skip
 
 
-def _accesses(found: Measured) -> dict[str, float]:
+def _accesses(found: NestMeasures) -> dict[str, float]:
     """Shares of all accesses by how they move along the dimension in which most are contiguous."""
     total = one = zero = gathers = 0.0
     for w in found.works:

@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator
 
 from ...ir.expr.value import Load
-from ...ir.nest.hints import HINTS, Changes
+from ...ir.nest.hints import HINTS, Annotated, Changes
 from ...ir.nest.loops import BLOCK_KINDS, Block, Loop, LoopKind, LoopNest, Scope, Store, Update, walk_nodes
 from ...ir.target import Target
 from ..cost.cpu_kernels import LINE
-from .measures import BlockWork, Measured, Reference, elements, lines
+from .measures import BlockWork, NestMeasures, Reference, elements, lines
 
 # How many of the largest buffers, and of the innermost loops, are told of.
 BUFFERS, DEPTHS = 5, 4
@@ -37,7 +37,7 @@ LOOP_FEATURES: tuple[str, ...] = (
 )  # fmt: skip
 
 
-def loop_features(found: Measured, target: Target) -> dict[str, float]:
+def loop_features(found: NestMeasures, target: Target) -> dict[str, float]:
     """What the loops of a scheduled nest make of the machine."""
     nest = found.nest
     loops = [(n, outer) for n, outer in walk_nodes(nest.body) if isinstance(n, Loop)]
@@ -60,7 +60,7 @@ def _kinds(loops: list[Loop]) -> dict[str, float]:
     return {f"loops.{name}": float(sum(lp.kind in kinds for lp in loops)) for name, kinds in counts.items()}
 
 
-def _teams(found: Measured, loops: list[tuple[Loop, tuple[Loop, ...]]], target: Target) -> dict[str, float]:
+def _teams(found: NestMeasures, loops: list[tuple[Loop, tuple[Loop, ...]]], target: Target) -> dict[str, float]:
     """BlockWork that runs side by side."""
     hint = found.nest.symbols.hint
     teams = [lp for lp, _ in loops if lp.kind is LoopKind.PARALLEL]
@@ -94,7 +94,7 @@ def _imbalance(count: int, cores: int) -> float:
     return math.log2(max(math.ceil(count / cores) * cores / count, 1.0)) if count else 0.0
 
 
-def _lanes(found: Measured, target: Target) -> dict[str, float]:
+def _lanes(found: NestMeasures, target: Target) -> dict[str, float]:
     """Lanes in registers, and copies that are written out."""
     works = found.works
     native = max(target.lanes(4), 1)
@@ -135,7 +135,7 @@ def _is_odd(reference: Reference, lane: str | None) -> bool:
     return lane is not None and reference.steps.get(lane, 0.0) not in (0.0, 1.0)
 
 
-def _waste(found: Measured, loops: list[tuple[Loop, tuple[Loop, ...]]]) -> dict[str, float]:
+def _waste(found: NestMeasures, loops: list[tuple[Loop, tuple[Loop, ...]]]) -> dict[str, float]:
     """Iterations past the ends of the domain, iterations done again, and how often loops are entered."""
     works = found.works
     hint = found.nest.symbols.hint
@@ -153,7 +153,7 @@ def _waste(found: Measured, loops: list[tuple[Loop, tuple[Loop, ...]]]) -> dict[
     }  # fmt: skip
 
 
-def _registers(found: Measured, target: Target) -> dict[str, float]:
+def _registers(found: NestMeasures, target: Target) -> dict[str, float]:
     """Accumulators that are alive at once, the chains that wait for them, and scratch memory."""
     native = max(target.lanes(4), 1)
     most, chain = 0.0, 0.0
@@ -186,7 +186,8 @@ def _hints(nest: LoopNest, loops: list[Loop]) -> dict[str, float]:
     found = {f"hint.{name}": 0.0 for name in NUMBERS}
     for name in NUMBERS:
         hint = HINTS[name]
-        for node in (nest, *loops):
+        places: tuple[Annotated, ...] = (nest, *loops)
+        for node in places:
             value = hint.found(node)
             if isinstance(value, (bool, int)):
                 found[f"hint.{name}"] = max(found[f"hint.{name}"], _log(float(value)))
@@ -201,7 +202,7 @@ def _is_copy(block: Block) -> bool:
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-def _buffers(found: Measured) -> dict[str, float]:
+def _buffers(found: NestMeasures) -> dict[str, float]:
     """The buffers with the most bytes: of each its dominant access."""
     chosen: dict[str, tuple[float, BlockWork, Reference]] = {}
     for w in found.works:
@@ -235,7 +236,7 @@ def _stride(r: Reference, loop: str | None) -> float:
     return -1.0 if loop is None else _log(abs(r.steps.get(loop, 0.0)) * r.itemsize)
 
 
-def _distance(found: Measured, w: BlockWork, r: Reference) -> float:
+def _distance(found: NestMeasures, w: BlockWork, r: Reference) -> float:
     """Bytes touched between two visits of an element, as a logarithm: what its innermost loop of reuse holds."""
     for lp in reversed(w.path):
         if w.extents[lp.var.name] > 1 and not r.steps.get(lp.var.name, 0.0):
@@ -243,7 +244,7 @@ def _distance(found: Measured, w: BlockWork, r: Reference) -> float:
     return _FAR
 
 
-def _footprints(found: Measured, target: Target) -> dict[str, float]:
+def _footprints(found: NestMeasures, target: Target) -> dict[str, float]:
     """Bytes that one iteration of the innermost loops touches, against the caches; memory and time by estimate."""
     values = {f"footprint.{k}.{level}": 0.0 for k in range(DEPTHS) for level in ("l1", "l2", "trips")}
     heaviest = max(found.works, key=lambda w: w.iterations * w.cost, default=None)
@@ -260,7 +261,7 @@ def _footprints(found: Measured, target: Target) -> dict[str, float]:
     return values
 
 
-def _traffic(found: Measured, target: Target) -> Iterator[float]:
+def _traffic(found: NestMeasures, target: Target) -> Iterator[float]:
     """Bytes from beyond the second-level cache: what a loop touches is fetched anew where it does not fit."""
     for w in found.works:
         for r in w.references:

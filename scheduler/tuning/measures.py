@@ -16,7 +16,7 @@ import sympy
 from torch.utils._sympy.functions import CeilDiv, CleanDiv, FloorDiv, Mod, ModularIndexing, PythonMod
 
 from ...ir.expr.ops import OPS
-from ...ir.expr.value import Call, Cast, Expr, Load, Select, is_value, walk
+from ...ir.expr.value import Call, Cast, Expr, Index, Load, Select, walk
 from ...ir.nest.loops import AxisKind, Block, Buffer, Loop, LoopKind, LoopNest, Update, blocks
 from ..cost.cpu_kernels import LINE
 
@@ -106,7 +106,7 @@ class BlockWork:
 
 
 @dataclass(slots=True)
-class Measured:
+class NestMeasures:
     """All blocks of a nest, and what their loops are."""
 
     nest: LoopNest
@@ -138,11 +138,11 @@ class Measured:
         return frozenset(found)
 
 
-def measured(nest: LoopNest) -> Measured:
+def measured(nest: LoopNest) -> NestMeasures:
     """Look at a nest, scheduled or not."""
     sizes: Sizes = tuple((s, nest.symbols.hint(s)) for s in nest.symbols.symbols)
     buffers = nest.buffers
-    return Measured(nest, tuple(_work(nest, b, path, buffers, sizes) for b, path in blocks(nest)))
+    return NestMeasures(nest, tuple(_work(nest, b, path, buffers, sizes) for b, path in blocks(nest)))
 
 
 def _work(
@@ -170,7 +170,7 @@ def _work(
 
 
 def _reference(
-    buffer: Buffer, indices: Sequence[object], is_write: bool, bound: Mapping[sympy.Symbol, Steps], sizes: Sizes,
+    buffer: Buffer, indices: Sequence[Index], is_write: bool, bound: Mapping[sympy.Symbol, Steps], sizes: Sizes,
     hint_of: LoopNest,
 ) -> Reference:  # fmt: skip
     hint = hint_of.symbols.hint
@@ -186,8 +186,14 @@ def _reference(
                     along[loop.name] = along.get(loop.name, 0.0) + factor * by
         else:
             gather = True
-            moving = {s for e in walk(index) if isinstance(e, Load) for i in e.indices if not is_value(i)
-                      for s in i.free_symbols}  # type: ignore[arg-type]  # fmt: skip
+            moving = {
+                s
+                for e in walk(index)
+                if isinstance(e, Load)
+                for i in e.indices
+                if isinstance(i, sympy.Expr)
+                for s in i.free_symbols
+            }
             for axis in moving:  # anywhere in the dimension, and elsewhere in each iteration
                 along.update((loop.name, size / 2 + 1) for loop in bound.get(axis, {}))
         for loop, by in along.items():

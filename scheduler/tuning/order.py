@@ -11,7 +11,7 @@ which blocks stand in one loop, counts as well.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from typing import TypeAlias
 
 import sympy
@@ -33,7 +33,8 @@ def combining(nest: LoopNest) -> Combining:
     is_grid = any(lp.kind in BLOCK_KINDS for _, path in found for lp in path)
     parts: list[Hashable] = []
     for block, path in found:
-        neighbours = tuple(sorted(n.name for n in inside[id(block)] if _touches(n, block, local)))
+        beside = (n for n in inside[id(block)] if isinstance(n, Block) and n is not block)
+        neighbours = tuple(sorted(n.name for n in beside if _touches(n, block, local)))
         own: tuple[Hashable, ...] = (block.name, block.body, block.axes, neighbours, _hints(block.annotations))
         if is_grid:
             own = (*own, _tile_order(block, path) if rounds(block) else ())
@@ -44,12 +45,10 @@ def combining(nest: LoopNest) -> Combining:
     return (*sorted(parts, key=lambda p: p[0]), nest_hints)  # type: ignore[index]
 
 
-def _touches(node: Loop | Block, block: Block, local: set[str]) -> bool:
-    """Whether a node is another block of the same loop that passes something on to a block, or gets it from it."""
-    if isinstance(node, Loop) or node is block:
-        return False
-    mine, theirs = ({w.buffer for w in b.writes} & local for b in (block, node))
-    return any(r.buffer in theirs for r in block.reads) or any(r.buffer in mine for r in node.reads)
+def _touches(one: Block, other: Block, local: set[str]) -> bool:
+    """Whether one of two blocks passes something on to the other."""
+    mine, theirs = ({w.buffer for w in b.writes} & local for b in (one, other))
+    return any(r.buffer in theirs for r in one.reads) or any(r.buffer in mine for r in other.reads)
 
 
 def rounds(block: Block) -> bool:
@@ -100,7 +99,7 @@ def _order(block: Block, path: tuple[Loop, ...]) -> Hashable:
     return (kept if len(steps) > 1 else None, *steps, tuple(_factors(loops)))
 
 
-def _sequence(bound: list[tuple[object, sympy.Expr]], loops: list[Loop], final: bool) -> Hashable:
+def _sequence(bound: Sequence[tuple[object, sympy.Expr]], loops: list[Loop], final: bool) -> Hashable:
     """Loops one after the other, as the elements that they visit in turn."""
     merged: list[tuple[tuple[sympy.Expr | None, ...], sympy.Expr]] = []
     for lp in loops:
@@ -121,7 +120,7 @@ def _sequence(bound: list[tuple[object, sympy.Expr]], loops: list[Loop], final: 
     return tuple(result)
 
 
-def _coefficients(bound: list[tuple[object, sympy.Expr]], loop: Loop) -> tuple[sympy.Expr | None, ...]:
+def _coefficients(bound: Sequence[tuple[object, sympy.Expr]], loop: Loop) -> tuple[sympy.Expr | None, ...]:
     return tuple(_linear(e, loop.var) for _, e in bound)
 
 

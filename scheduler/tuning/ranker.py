@@ -60,7 +60,7 @@ class TreeRanker:
         return parse_rankers(text)[of]
 
     def scores(self, features: Array) -> Array:
-        """float32 ``[n]`` for rows ``[n, len(self.features)]``: higher is faster. Raises ValueError for other shapes."""
+        """float32 ``[n]`` for rows ``[n, len(self.features)]``: higher is faster. Raises ValueError else."""
         rows = np.ascontiguousarray(features, np.float32)
         if rows.ndim != 2 or rows.shape[1] != len(self.features):
             raise ValueError(f"rows of shape {rows.shape}; this model reads [n, {len(self.features)}]")

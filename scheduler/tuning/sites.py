@@ -248,7 +248,7 @@ def _hints(nest: LoopNest, kind: str) -> Iterator[EditSite]:
         if isinstance(node, Loop) and node.extent != 1:
             places.append((node.var.name, node, Place.LOOP, node.kind))
     read = [b.name for b in nest.params if b.name not in nest.outputs]
-    for at, node, place, loop in places:
+    for at, here, place, loop in places:
         for hint in HINTS.values():
             if hint.given_by != "annotate" or kind not in hint.targets:
                 continue
@@ -259,9 +259,9 @@ def _hints(nest: LoopNest, kind: str) -> Iterator[EditSite]:
             if place is Place.LOOP and hint.changes is not Changes.SPEED and at not in over:
                 continue
             for buffer in read if hint.of_buffer else [""]:
-                here = hint.of(node, buffer)
+                now = hint.of(here, buffer)
                 key = hint.key(buffer) if buffer else hint.name
-                values = tuple(v for v in _values(hint) if v != here)
+                values = tuple(v for v in _values(hint) if v != now)
                 yield EditSite("hint", f"{at}:{key}", values, hint.changes is not Changes.SPEED and bool(over))
 
 

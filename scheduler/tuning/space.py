@@ -7,11 +7,11 @@ or says that it is illegal.
 from __future__ import annotations
 
 import math
-import random
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
+from random import Random
 from typing import Any, Literal, TypeAlias
 
 from ...ir.nest.loops import LoopNest
@@ -126,7 +126,7 @@ class Space:
             if not some:
                 return
 
-    def random(self, rng: random.Random) -> Draft:
+    def random(self, rng: Random) -> Draft:
         """A point by chance: a rule, its parameters, some edits."""
         names = list(self._rules)
         name = names[0] if len(names) == 1 or rng.random() < FIRST_RULE else rng.choice(names[1:])
@@ -137,7 +137,7 @@ class Space:
             draft = self._edited(draft, rng)
         return draft
 
-    def mutated(self, draft: Draft, rng: random.Random) -> Draft:
+    def mutated(self, draft: Draft, rng: Random) -> Draft:
         """A neighbour: another value of a parameter or an edit, an edit more or less, seldom another rule."""
         moves = [self._edited, self._edited]
         if any(len(v) > 1 for v in self.values[draft.rule].values()):
@@ -148,7 +148,7 @@ class Space:
             return self._first(rng.choice([n for n in self._rules if n != draft.rule]))
         return rng.choice(moves)(draft, rng)
 
-    def crossed(self, a: Draft, b: Draft, rng: random.Random) -> Draft:
+    def crossed(self, a: Draft, b: Draft, rng: Random) -> Draft:
         """A point between two: of each parameter and each place that is edited what one of them has."""
         if a.rule != b.rule:
             return self.mutated(rng.choice((a, b)), rng)
@@ -158,7 +158,8 @@ class Space:
         for k, parent in enumerate((a, b)):
             for e in parent.edits:
                 places.setdefault((e.kind, e.at), [None, None])[k] = e
-        edits = [e for pair in places.values() if (e := rng.choice(pair)) is not None]
+        chosen = (rng.choice(pair) for pair in places.values())
+        edits = [e for e in chosen if e is not None]
         return Draft(a.rule, params, arranged(edits[:MOST_EDITS]))
 
     def size(self) -> int:
@@ -259,7 +260,7 @@ class Space:
                         for edits in product(*(s.edits() for s in places)):
                             yield replace(draft, edits=arranged(edits))
 
-    def _edited(self, draft: Draft, rng: random.Random) -> Draft:
+    def _edited(self, draft: Draft, rng: Random) -> Draft:
         sites = self.sites(draft)
         if not sites or len(draft.edits) >= MOST_EDITS:
             return draft
@@ -268,13 +269,13 @@ class Space:
         site = rng.choice([s for s in sites if s.kind == kind])
         return replace(draft, edits=arranged((*draft.edits, TraceEdit(site.kind, site.at, rng.choice(site.values)))))
 
-    def _tuned(self, draft: Draft, rng: random.Random) -> Draft:
+    def _tuned(self, draft: Draft, rng: Random) -> Draft:
         values = self.values[draft.rule]
         name = rng.choice([k for k, v in values.items() if len(v) > 1])
         other = rng.choice([v for v in values[name] if v != dict(draft.params)[name]])
         return replace(draft, params=tuple((k, other if k == name else v) for k, v in draft.params))
 
-    def _revalued(self, draft: Draft, rng: random.Random) -> Draft:
+    def _revalued(self, draft: Draft, rng: Random) -> Draft:
         edit = rng.choice(draft.edits)
         site = next((s for s in self.sites(draft) if (s.kind, s.at) == (edit.kind, edit.at)), None)
         others = [v for v in site.values if v != edit.value] if site is not None else []
@@ -282,7 +283,7 @@ class Space:
             return self._plainer(draft, rng)
         return replace(draft, edits=arranged((*draft.edits, replace(edit, value=rng.choice(others)))))
 
-    def _plainer(self, draft: Draft, rng: random.Random) -> Draft:
+    def _plainer(self, draft: Draft, rng: Random) -> Draft:
         gone = rng.randrange(len(draft.edits))
         return replace(draft, edits=draft.edits[:gone] + draft.edits[gone + 1 :])
 

@@ -77,6 +77,14 @@ ALLOWED = {
     "rules/gpu/fit.py": {"WIDE": FORM, "HALF": FORM},
     "schedule/overrides.py": {"SHORT": FORM, "LEAST": FORM},
     "tuning/database.py": {"BUSY_SECONDS": TEXT},
+    "tuning/features.py": {"FEATURES_VERSION": FORM, "_ALL_WRITTEN": FORM},
+    "tuning/loop_features.py": {"BUFFERS": TEXT, "DEPTHS": TEXT, "_FAR": FORM},
+    "tuning/order.py": {"LARGEST_ACCUMULATORS": "what the emitter of CPUs keeps: a test compares them"},
+    "tuning/sites.py": dict.fromkeys(
+        ("REGISTERS", "ELEMENTS", "CHUNKS", "TILES", "JAMS", "UNROLLS", "COUNTS", "TIMES", "FEW", "WRITTEN"), TEXT),
+    "tuning/space.py": dict.fromkeys(("MAX_POINTS", "FIRST_RULE", "ANOTHER_EDIT", "MOST_EDITS", "_KEPT"), TEXT),
+    "tuning/strategies.py": dict.fromkeys(
+        ("MUTANTS", "REPLAYED", "BY_CHANCE", "PARENTS", "CROSSED", "PATIENCE", "BEAM", "NEIGHBOURS"), TEXT),
     "tuning/tune.py": {"MAX_LISTED": TEXT, "MAX_LOOKS": TEXT},
 }  # fmt: skip
 
@@ -137,6 +145,7 @@ CHOSEN = (
     "scheduler/cost/",
     "scheduler/rules/__init__.py",
     "scheduler/rules/registry.py",
+    "scheduler/tuning/sites.py",
     "codegen/",
     "runtime/",
     "dynamo_backend/compiling/",

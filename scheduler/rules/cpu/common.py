@@ -12,7 +12,7 @@ from ....ir.expr.value import Call, Const, Expr, IndexValue, Load, children, flo
 from ....ir.nest.hints import CASCADE
 from ....ir.nest.loops import AxisKind, Block, Loop, LoopKind, LoopNest, Scope, Store, Update, blocks
 from ....ir.target import Target
-from ...cost.cpu_kernels import HEAVY_FLOPS, LEAST_IN_FLIGHT, LINE, TRANSPOSED_LANES, TRANSPOSED_TILE
+from ...cost.cpu_kernels import HEAVY_FLOPS, LEAST_IN_FLIGHT, LINE, TRANSPOSED_LANES, TRANSPOSED_TILE, WORTH_A_TAIL
 from ...error import ScheduleError
 from ...primitives.analysis.dependence import scanned
 from ...primitives.analysis.tree import blocks_under
@@ -123,10 +123,24 @@ def choose_width(target: Target, nest: LoopNest, extent: sympy.Expr, unroll: int
     return wanted
 
 
-def vectorize_loop(schedule: Schedule, loop: str, target: Target, unroll: int) -> None:
-    """Split a loop by the width of its vectors and make the inner part lanes."""
+def in_flight(target: Target, nest: LoopNest, extent: sympy.Expr, size: int = 0) -> int:
+    """Lanes with which a reduction of little work does not wait for its own results, a tail or not: as many as fit
+    several times into ``extent``, since a tail takes longer than what it leaves out."""
+    native = target.lanes(size or lane_bytes(nest))
+    width = native * LEAST_IN_FLIGHT
+    while width > native and nest.symbols.hint(extent) < WORTH_A_TAIL * width:
+        width //= 2
+    return width
+
+
+def vectorize_loop(schedule: Schedule, loop: str, target: Target, unroll: int, waits: bool = False) -> None:
+    """Split a loop by the width of its vectors and make the inner part lanes; ``waits`` where it reduces with little
+    work, and would wait for its own results."""
     extent = schedule.extent(loop)
-    width = choose_width(target, schedule.nest, extent, unroll, moving_bytes(schedule, loop))
+    size = moving_bytes(schedule, loop)
+    width = choose_width(target, schedule.nest, extent, unroll, size)
+    if waits and extent != width and not _one_by_one(schedule.nest):
+        width = max(width, in_flight(target, schedule.nest, extent, size))
     if width == 1:
         return
     inner = loop
@@ -183,7 +197,8 @@ def vectorize_innermost(
         innermost = schedule.loop(loops[-1])
         if innermost.kind is LoopKind.SERIAL and not any(isinstance(n, Loop) for n in innermost.body):
             light = schedule.block(block).is_reduction and cost(schedule.block(block)) < HEAVY_FLOPS
-            vectorize_loop(schedule, loops[-1], target, max(unroll, LEAST_IN_FLIGHT) if light else unroll)
+            waits = light and _reduces(schedule.block(block), loops[-1])
+            vectorize_loop(schedule, loops[-1], target, max(unroll, LEAST_IN_FLIGHT) if light else unroll, waits)
 
 
 def parallel_roots(schedule: Schedule, target: Target) -> None:

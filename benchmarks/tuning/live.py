@@ -1,0 +1,98 @@
+"""Recorded winners, measured again in fresh processes: how often another run would say the same."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+from torch_mlc.ir.errors import MlcError
+from torch_mlc.runtime.targets import cpu_target, named_target
+from torch_mlc.runtime.tuning.measuring import MeasuringProcess, WorkerMeasurer
+from torch_mlc.runtime.tuning.records import Recorded
+from torch_mlc.scheduler.tuning.database import target_key
+from torch_mlc.scheduler.tuning.space import Draft, Space
+
+from .record import nest_of
+
+# A winner that is not faster than the default by more than this has lost.
+WORTH = 1.01
+
+
+@dataclass(frozen=True, slots=True)
+class Winner:
+    """A recorded winner: its speed-up over the default as it was recorded, and in each fresh process; ``error`` where
+    it could not be measured again."""
+
+    kernel: str
+    draft: str
+    recorded: float
+    again: tuple[float, ...]
+    error: str = ""
+
+    @property
+    def flips(self) -> int:
+        """Processes in which it was no faster than the default though it was recorded as faster."""
+        return sum(s <= 1.0 for s in self.again) if self.recorded > WORTH else 0
+
+
+def measured_again(record: Recorded, repeat: int) -> Winner | None:
+    """None where nothing was recorded, or elsewhere."""
+    timed = [line for line in record.lines if line.speedup is not None and not line.control]
+    if not timed or not record.head.here:
+        return None
+    best = max(timed, key=lambda line: line.speedup or 0.0)
+    draft = Draft.from_plain(best.draft)
+    target = cpu_target() if record.head.kind == "cpu" else named_target("cuda")
+    recorded = float(best.speedup or 0.0)
+    if target_key(target) != record.head.target:
+        return Winner(record.head.kernel, str(draft), recorded, (), f"recorded on {record.head.target}")
+    try:
+        space = Space(nest_of(record.head), target)
+        winner, default = space.replayed(draft), space.replayed(space.default())
+        if winner is None or default is None:
+            return Winner(record.head.kernel, str(draft), recorded, (), "the draft is illegal by now")
+        found = []
+        for _ in range(repeat):
+            process = MeasuringProcess()
+            try:
+                with closing(WorkerMeasurer(space.nest, target, process=process)) as measurer:
+                    first, won, second = measurer.measure([default, winner, default.copy()])
+            finally:
+                process.end()
+            for result in (first, won, second):
+                if isinstance(result, Exception):
+                    raise result
+            found.append(float((first * second) ** 0.5 / won))  # type: ignore[operator]
+    except (MlcError, RuntimeError) as error:
+        return Winner(record.head.kernel, str(draft), recorded, (), " ".join(str(error).split())[:200])
+    return Winner(record.head.kernel, str(draft), recorded, tuple(found))
+
+
+def live(
+    records: Sequence[Recorded], repeat: int, told: Callable[[str, int, int], object] = lambda *_: None
+) -> list[Winner]:
+    """The winner of each file, again in ``repeat`` fresh processes."""
+    winners = []
+    for k, record in enumerate(records):
+        told(record.head.kernel, k, len(records))
+        winner = measured_again(record, repeat)
+        if winner is not None:
+            winners.append(winner)
+    return winners
+
+
+def summary(winners: Sequence[Winner]) -> dict[str, float]:
+    """Geometric means of recorded and repeated speed-ups, flips, and the median spread between processes."""
+    known = [w for w in winners if w.again]
+    if not known:
+        return {}
+    return {
+        "winners": len(known),
+        "recorded": statistics.geometric_mean(w.recorded for w in known),
+        "again": statistics.geometric_mean(statistics.median(w.again) for w in known),
+        "flips": sum(w.flips for w in known),
+        "runs": sum(len(w.again) for w in known),
+        "spread": statistics.median(max(w.again) / min(w.again) - 1 for w in known),
+    }
