@@ -23,6 +23,11 @@ LOGITS: Mapping[str, Mapping[str, Shape]] = {
     "cpu": {"aligned": (1024, 768, 32000), "odd": (1023, 765, 32003)},
     "cuda": {"aligned": (8192, 4096, 128256), "odd": (8191, 4095, 50257)},
 }
+# Weights that no cache holds meet the few rows of a small batch in decoding.
+FEW: Mapping[str, Mapping[str, Shape]] = {
+    "cpu": {"aligned": (4, 4096, 4096), "odd": (7, 4093, 4095)},
+    "cuda": {"aligned": (4, 4096, 14336), "odd": (7, 4093, 14335)},
+}
 
 
 def gelu_mlp(x: Tensor, up: Tensor, bias: Tensor, down: Tensor) -> Tensor:
@@ -31,6 +36,15 @@ def gelu_mlp(x: Tensor, up: Tensor, bias: Tensor, down: Tensor) -> Tensor:
 
 def linear_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
     return F.layer_norm(F.linear(x, weight, bias) + residual, bias.shape)
+
+
+def few_rows_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.relu(F.linear(x, weight, bias))
+
+
+def few_rows_product(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """As ``few_rows_linear``, by a weight that lies along its columns."""
+    return F.relu(torch.addmm(bias, x, weight))
 
 
 def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
@@ -53,6 +67,11 @@ def _norm(shape: Shape, generator: torch.Generator) -> tuple[Tensor, ...]:
     return *_weights(shape, generator), torch.randn(rows, columns, generator=generator)
 
 
+def _columns(shape: Shape, generator: torch.Generator) -> tuple[Tensor, ...]:
+    x, weight, bias = _weights(shape, generator)
+    return x, weight.t().contiguous(), bias
+
+
 def _loss(shape: Shape, generator: torch.Generator) -> tuple[Tensor, ...]:
     rows, _, columns = shape
     return *_weights(shape, generator)[:2], torch.randint(0, columns, (rows,), generator=generator)
@@ -61,5 +80,7 @@ def _loss(shape: Shape, generator: torch.Generator) -> tuple[Tensor, ...]:
 CASES = (
     KernelCase("gelu_mlp", gelu_mlp, _mlp, HIDDEN),
     KernelCase("linear_layer_norm", linear_layer_norm, _norm, PROJECTION),
+    KernelCase("few_rows_linear", few_rows_linear, _weights, FEW),
+    KernelCase("few_rows_product", few_rows_product, _columns, FEW),
     KernelCase("linear_cross_entropy", linear_cross_entropy, _loss, LOGITS),
 )

@@ -40,8 +40,8 @@ COLUMN_ROWS_HELD = 4
 # Operations of a part for which a team is called, as the one loop would have called it.
 PART_TEAM = 1 << 15
 
-# Rows of a weight that meet a panel of sums at a time, and the vectors of a panel.
-PANEL_ROWS, PANEL = 4, 32
+# Rows of a weight that meet a panel of sums at a time, the vectors of a panel, and the rows of the other operand.
+PANEL_ROWS, PANEL, PANEL_TILE = 4, 32, 4
 # Elements of a tile, so many that its maximum is next to nothing of the work, and the part of the first-level cache
 # that they take at most.
 ONLINE_TILE, ONLINE_PART = 2048, 4
@@ -95,6 +95,12 @@ def stencil_scratch(machine: Machine) -> int:
 def sums_in_registers(machine: Machine) -> int:
     """Accumulators of a product."""
     return 24 if has_more_registers(machine) else 12
+
+
+def product_tile(machine: Machine) -> tuple[int, int]:
+    """Rows and columns whose sums are in registers at a time, where a product's weight lies along the sum. One vector
+    of a column is in a register beside them, and those of the rows."""
+    return (4, 6) if has_more_registers(machine) else (2, 5)
 
 
 def stencil_sums(machine: Machine) -> tuple[int, ...]:

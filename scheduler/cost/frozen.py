@@ -68,6 +68,8 @@ def packed_pays(rows: int, inner: int, columns: int, itemsize: int, target: Targ
     machine, elements = target.machine, inner * columns
     read, multiplied = elements * itemsize / machine.bandwidth, 2.0 * rows * elements / machine.matmul
     vector = rows == 1 and itemsize == 4
+    if vector and elements * itemsize > machine.l2_bytes * machine.cores:
+        return False  # loops of ours read it as fast as memory gives it
     plain = read / VECTOR if vector else PUT_IN_ORDER * elements + max(read, multiplied)
     packed = max(read, multiplied / PACKED_RATE) + PACKED_CALL * machine.launch
     return packed < (1 - NOTICED) * plain

@@ -1,10 +1,11 @@
 """Which products a CPU computes with our loops, by a model of time.
 
-BLAS multiplies faster than any loop of ours, so a plain product is its. What our loops save is memory traffic: an
-operand that is made on the way from something smaller need not be written and read again. For few rows, when a product
-is bound by reading its weight, that is nearly all of the time; for many, it is little. A call of the library takes its
-time before it multiplies at all, which is more than small products take in loops of ours, and those fuse with what is
-around them.
+BLAS multiplies many rows faster than any loop of ours, so such a plain product is its. What our loops save is memory
+traffic: an operand that is made on the way from something smaller need not be written and read again. For few rows,
+when a product is bound by reading its weight, that is nearly all of the time; for many, it is little. Few rows are ours
+for a plain weight too, which libraries put in order before they multiply and our loops read as it lies. A call of the
+library takes its time before it multiplies at all, which is more than small products take in loops of ours, and those
+fuse with what is around them.
 """
 
 from __future__ import annotations
@@ -12,9 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import sympy
+
 from ....ir.expr.dtypes import DType
+from ....ir.expr.value import Load
 from ....ir.machine import Machine
-from ...facts.contraction import Decision, LibraryProduct, Operand
+from ...facts.contraction import R0, Decision, LibraryProduct, Operand
+from ..cpu_kernels import PANEL_TILE, product_tile
 
 # One core of Zen 3, in nanoseconds, beside the rates of a machine: an element of the weight that BLAS puts in order; a
 # byte of memory that is new at each call, as allocations past 32 MiB are. Only their ratios matter.
@@ -29,9 +34,17 @@ ROWS = 4
 # takes, in calls of BLAS.
 ONEDNN_ROWS, ONEDNN_CALL = 4, 14.0
 
+# Of products of few rows, by weights that no cache holds, on one core of Zen 5: the share of the bandwidth at which
+# BLAS reads the weight for one row and for several; that of oneDNN and of our loops, where the weight lies along the
+# sum and where it lies along its columns; and how many times the rate of ``Machine.float32`` our loops then multiply
+# at, with vectors of 32 bytes. Longer vectors multiply as much faster.
+BLAS_ROW, BLAS_ROWS, VECTOR = 0.75, 0.4, 32
+ONEDNN_READS, LOOPS_READ, LOOPS_MULTIPLY = (0.6, 0.34), (1.0, 0.9), (1.2, 0.6)
 
-def decide_cpu(product: LibraryProduct, machine: Machine) -> Decision:
-    """Open where reading the packed operand saves more time than BLAS does."""
+
+def decide_cpu(product: LibraryProduct, machine: Machine, fast: bool = True) -> Decision:
+    """Open where reading the packed operand saves more time than BLAS does, and where few rows are read faster. Not
+    ``fast``: a plain product has the roundings of the library."""
     a, b = product.a, product.b
     packed = (a.is_packed and product.n * 4 >= product.m, b.is_packed)
     if product.n > product.m * 4:
@@ -41,6 +54,10 @@ def decide_cpu(product: LibraryProduct, machine: Machine) -> Decision:
         return Decision(True, f"no sum: {sizes}, each element of the result is one product", packed)
     if not any(packed) and _is_small(product, machine):
         return Decision(True, f"small product in loops: {sizes} takes less than a call of a library")
+    if fast and not any(packed) and (few := _few_rows(product, machine)) is not None:
+        loops, called = few
+        told = f"few rows: {sizes} in loops in {_time(loops)}, in a library in {_time(called)}"
+        return Decision(loops < called, told)
     if not any(packed):
         stop = b.stop or a.stop
         return Decision(False, f"matrix product: BLAS; nothing to read in packed form{f' ({stop})' if stop else ''}")
@@ -67,6 +84,47 @@ def _is_small(p: LibraryProduct, machine: Machine) -> bool:
     known = all(e.is_Integer for e in (*p.shape, p.depth))
     library = 1 / (machine.matmul * _rate(p, machine)) if p.type.dtype.is_float else PLAIN
     return known and _flops(p) * SMALL < machine.launch + p.batch * MATRIX + _flops(p) * library
+
+
+def _few_rows(p: LibraryProduct, machine: Machine) -> tuple[float, float] | None:
+    """The times of a product of plain matrices in our loops and in the faster library; None where these do not tell:
+    sizes that vary may be larger in the next call, a weight that a cache holds costs little to read, and an operand in
+    which no elements to be read are neighbours is for a library."""
+    if p.type.dtype is not DType.FLOAT32 or p.batch != 1 or not all(e.is_Integer for e in (*p.shape, p.depth)):
+        return None
+    (rows, other), (columns, weight) = sorted(((p.m, p.a), (p.n, p.b)), key=lambda side: side[0])
+    if weight.bytes <= machine.l2_bytes * machine.cores:
+        return None
+    along_sum, along_columns = (_step(o, R0) for o in (other, weight)), _columns_step(weight)
+    if all(s == 1 for s in along_sum):
+        across = 0
+    elif along_columns == 1:
+        across = 1
+    else:
+        return None
+    read, flops = weight.bytes / machine.bandwidth, 2.0 * rows * columns * p.k
+    wide = max(1.0, machine.vector_bytes / VECTOR)
+    blas = read / (BLAS_ROW if rows == 1 else BLAS_ROWS) + flops / (machine.matmul * machine.blas * wide)
+    onednn = read / ONEDNN_READS[across] + flops / (machine.matmul * wide)
+    # Tiles of rows that are not full take as long as those that are.
+    tile = min(rows, PANEL_TILE if across else product_tile(machine)[0])
+    padded = flops / rows * tile * -(-rows // tile)
+    loops = read / LOOPS_READ[across] + padded / (machine.float32 * LOOPS_MULTIPLY[across] * wide)
+    return loops / machine.cores, min(blas, onednn) / machine.cores
+
+
+def _step(o: Operand, var: sympy.Symbol) -> sympy.Expr:
+    """Elements from one place of an operand to the next along an axis of the product."""
+    assert isinstance(o.plain, Load)
+    places = zip(o.plain.indices, o.type.strides, strict=True)
+    return sympy.Add(*(stride for index, stride in places if index == var))
+
+
+def _columns_step(o: Operand) -> sympy.Expr:
+    """The same along the axis of the product that is not summed; none where there is no such axis."""
+    assert isinstance(o.plain, Load)
+    places = zip(o.plain.indices, o.type.strides, strict=True)
+    return sympy.Add(*(stride for index, stride in places if index != R0))
 
 
 def _rate(p: LibraryProduct, machine: Machine) -> float:

@@ -39,7 +39,7 @@ def decompose_contractions(graph: Graph, context: PassContext = USUAL) -> Graph:
             nodes.append(node)
             continue
         machine = context.target_of(product.type.device).machine
-        decision = decide_product(_without_epilogues(product, opened), machine)
+        decision = decide_product(_without_epilogues(product, opened), machine, context.fast)
         # What passes before have to say about the call stands after its own reason.
         reason = "; ".join([decision.reason, *product.node.reason.split("; ")[1:]])
         if decision.decomposed:

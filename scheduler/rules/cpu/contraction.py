@@ -16,7 +16,7 @@ from ....ir.expr.value import IndexValue, is_value, walk
 from ....ir.nest.hints import CASCADE, CHAIN, FACTOR
 from ....ir.nest.loops import AxisKind, Block, LoopNest, Update
 from ....ir.target import Target
-from ...cost.cpu_kernels import PANEL, PANEL_ROWS, has_more_registers, sums_in_registers
+from ...cost.cpu_kernels import PANEL, PANEL_ROWS, PANEL_TILE, product_tile, sums_in_registers
 from ...schedule.schedule import Schedule
 from ..analysis import NestShape, Reach, analyse
 from ..registry import Params, Rule, Value
@@ -114,15 +114,17 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     roles = _roles(nest)
     assert roles is not None
     extents = dict(analyse(nest).rows)
-    sums = sums_in_registers(target.machine)
-    rows = _together(nest, extents[roles.rows[-1]], sums) if roles.rows else 1
-    # With several rows, more streams in step would evict each other from the sets of the cache. To unpack the parts of
-    # a word is dearer than that, and its shuffles serve all columns. So are rows in several blocks: each is loaded anew
-    # for every column, which takes half as long again where their lines begin anywhere. Accumulators of as many columns
-    # as pay for it need the 32 registers that go with vectors of 64 bytes.
+    sums, (most, beside) = sums_in_registers(target.machine), product_tile(target.machine)
     many = extents[roles.rows[-1]] if roles.rows else sympy.S.One
-    again = has_more_registers(target.machine) and many.is_Integer and int(many) > rows
-    columns = min(4, max(1, sums // rows)) if roles.is_across and (rows == 1 or roles.packed or again) else 1
+    if roles.packed:
+        # To unpack the parts of a word is dear, so all rows share it that have their sums in registers. More columns
+        # would take the registers of parts; with 16 of them only those of few rows do not.
+        rows = _together(nest, many, sums)
+        columns = min(4, max(1, sums // rows)) if roles.is_across else 1
+    else:
+        # Other rows are loaded anew for each tile of columns, and the weight for each tile of rows, from a cache.
+        rows = min(most if roles.is_across else PANEL_TILE, nest.symbols.hint(many))
+        columns = min(4 if rows == 1 else beside, sums // rows) if roles.is_across else 1
     wide = 2 if rows * columns * 2 <= sums else 1
     return {
         "rows": tuple(dict.fromkeys((rows, 4, 2, 1))),

@@ -132,7 +132,8 @@ def test_writes_through_data_are_not_seen() -> None:
 
 def test_many_rows_and_large_weights_are_packed() -> None:
     machine = target_for("cpu", None, 1)
-    assert packed_pays(4, 768, 3072, 4, machine) and packed_pays(1, 4096, 4096, 4, machine)
+    assert packed_pays(4, 768, 3072, 4, machine) and packed_pays(4, 4096, 4096, 4, machine)
+    assert not packed_pays(1, 4096, 4096, 4, machine), "a row is multiplied by the plain weight in loops of ours"
     assert packed_pays(1024, 768, 768, 4, machine) and packed_pays(1, 768, 3072, 2, machine)
     assert not packed_pays(1, 768, 768, 4, machine) and not packed_pays(4, 256, 256, 4, machine)
     assert not packed_pays(128, 64, 64, 4, machine) and not packed_pays(4, 4096, 0, 4, machine)
