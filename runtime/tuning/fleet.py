@@ -39,7 +39,7 @@ LIMIT_SECONDS, TRIES, PAUSE_SECONDS = 600.0, 10, 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class WorkerRun:
     """A schedule on a worker: ``ratio`` is its time over the default's there, None for one that failed."""
 
     trace: Trace
@@ -71,7 +71,7 @@ class FleetMeasurer:
         tries: int = TRIES,
     ) -> None:
         self.target = target
-        self.runs: list[Run] = []
+        self.runs: list[WorkerRun] = []
         self._workload = Workload.of(nest)
         self._executor = executor
         self._batch = batch
@@ -142,18 +142,18 @@ class FleetMeasurer:
             raise MeasuringError(f"the default schedule cannot be measured: {answer['errors'][0]}")
         self._key = self._key or answer["key"]
         self._reference = self._reference or default
-        self._keep(Run(checked_trace(self._default), session, answer["key"], default, 1.0))
+        self._keep(WorkerRun(checked_trace(self._default), session, answer["key"], default, 1.0))
         found: list[Measurement] = []
         for text, taken, error in zip(piece, seconds, answer["errors"][1:], strict=True):
             if text == self._default:
                 found.append(self._reference)
                 continue
             ratio = None if taken is None else taken / default
-            self._keep(Run(checked_trace(text), session, answer["key"], taken, ratio, error))
+            self._keep(WorkerRun(checked_trace(text), session, answer["key"], taken, ratio, error))
             found.append(MeasureError(error) if ratio is None else ratio * self._reference)
         return found
 
-    def _keep(self, run: Run) -> None:
+    def _keep(self, run: WorkerRun) -> None:
         self.runs.append(run)
         if self._database is None:
             return

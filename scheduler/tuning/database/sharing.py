@@ -84,10 +84,10 @@ def exported(rows: Iterable[tuple[Any, ...]]) -> Iterator[str]:
             (("target", machine), {"base": base, "facts": json.loads(machine_facts)}),
             (("session", session), {"versions": versions, "date": day, "facts": json.loads(facts)}),
         )
-        for name, more in defined:
-            if name not in told:
-                told.add(name)
-                yield plain_json({name[0]: name[1], **more})
+        for (kind, key), more in defined:
+            if (kind, key) not in told:
+                told.add((kind, key))
+                yield plain_json({kind: key, **more})
         predicted, trace, seconds, ratio, count, sigma, verdict, error, code, against, date, _ = rest
         measured = {
             "of": [workload, machine, session], "trace": trace, "seconds": seconds, "ratio": ratio, "count": count,
