@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ...scheduler.schedule.overrides import SHORT
-from ...scheduler.tuning.database import Measured, Record
+from ...scheduler.tuning.database import Record, Told
 from ..compiling.tuning import DATABASE
 from .near import Commands, program_name, tell
 from .options import cache_folder_here
@@ -108,7 +108,7 @@ def show(workload: str, everything: bool, as_json: bool) -> None:
             tell(f"… and {len(measured) - _SHOWN} more; --all shows them")
 
 
-def _show(measured: list[Measured]) -> None:
+def _show(measured: list[Told]) -> None:
     table = _table("time", "speed", "noise", "samples", "verdict", "rule", "session", "date", "schedule")
     for m in measured:
         r = m.record

@@ -16,7 +16,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,10 +26,10 @@ from ...schedule.trace import Trace
 from .queries import ALL, BY_CODE, KNOWN, OF_WORKLOAD, WRITE, best_rows, record_of, serves
 from .rows import (
     NO_PART,
-    Measured,
     Part,
     Record,
     Session,
+    Told,
     Tuned,
     Verdict,
     Workload,
@@ -40,7 +40,7 @@ from .rows import (
     trace_hash,
 )
 from .schema import SCHEMA, prepare, session_number, target_number, version_of, workload_number
-from .sharing import Imported, exported, import_lines
+from .sharing import Imported, exported, exported_rows, import_lines
 from .verify import Verified, remove, verify
 
 BUSY_SECONDS = 10.0
@@ -72,6 +72,7 @@ class Records(Protocol):
         code_hash: str = "",
         against: str = "",
         session: Session | None = None,
+        key: str = "",
     ) -> None:
         """Keep one measurement, on disk before this returns."""
         ...
@@ -103,7 +104,7 @@ class Database:
         self._facts = facts
         self._shipped = shipped if not predicted else None
         self._sessions: dict[int, Session] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._owner = 0
         self._warned = False
@@ -161,6 +162,7 @@ class Database:
         code_hash: str = "",
         against: str = "",
         session: Session | None = None,
+        key: str = "",
     ) -> None:
         """Keep one measurement, on disk before this returns; a second one of a schedule in a session replaces the
         first.
@@ -168,7 +170,8 @@ class Database:
         ``seconds`` (median of ``count`` samples) is None for a schedule that failed, for which ``error`` says why.
         ``ratio`` is its time over the default's in the same race, ``sigma`` the ratio's relative noise, ``code_hash``
         and ``against`` the hashes of its machine code and of the default's. ``session`` is this process unless another
-        measured. Raises ValueError for what is no measurement.
+        measured, and ``key`` names the machine then, as ``key_of`` does there. Raises ValueError for what is no
+        measurement.
         """
         verdict = (Verdict.FAILED if seconds is None else Verdict.TIMED) if verdict is None else verdict
         for value, what in ((seconds, "measured time"), (ratio, "ratio"), (sigma, "noise")):
@@ -180,10 +183,11 @@ class Database:
         text = trace.to_json()
         with self._access(write=True) as connection:
             if connection is not None:
-                facts = self._facts_of(connection, target)
+                key = key or self.key_of(target)
+                facts = self._facts_of(connection, target, key)
                 with connection:
                     connection.execute("BEGIN IMMEDIATE")
-                    numbers = self._row_numbers(connection, workload, target, facts, session)
+                    numbers = self._row_numbers(connection, workload, (key, target_key(target), facts), session)
                     row = (
                         *numbers, self.predicted, trace_hash(text), text, seconds, ratio, count, sigma,
                         verdict.value, error[:1000], code_hash, against, now(),
@@ -207,7 +211,7 @@ class Database:
             found.append(Tuned(workload, target, best, len(measured), last, self.predicted, failed))
         return found
 
-    def of_workload(self, prefix: str) -> list[Measured]:
+    def of_workload(self, prefix: str) -> list[Told]:
         """All measurements and predictions of the workloads whose keys begin so, by workload and target, the fastest
         first."""
         rows: list[Any] = []
@@ -216,21 +220,31 @@ class Database:
                 rows = connection.execute(OF_WORKLOAD, (prefix, prefix)).fetchall()
         records = ((row, self._record(row[4:])) for row in rows)
         return [
-            Measured(Workload(key, text), target, record, bool(predicted))
+            Told(Workload(key, text), target, record, bool(predicted))
             for (key, text, target, predicted, *_), record in records
             if record is not None
         ]
 
     def holds(self, target: str | None = None, since: str = "") -> bool:
         """Whether ``exported`` has any measurement."""
-        return any('"of":' in line for line in self.exported(target, since))
+        return any(self._pages(target, since))
 
     def exported(self, target: str | None = None, since: str = "") -> Iterator[str]:
         """Every measurement and prediction (of one target, as ``target_key`` writes it; of a date or later) as lines of
         JSON without their ends."""
-        with self._access() as connection:
-            if connection is not None:
-                yield from exported(connection, target, since)
+        return exported(chain.from_iterable(self._pages(target, since)))
+
+    def _pages(self, target: str | None, since: str) -> Iterator[list[Any]]:
+        after = 0
+        while True:
+            rows: list[Any] = []
+            with self._access() as connection:
+                if connection is not None:
+                    rows = exported_rows(connection, after, target, since)
+            if not rows:
+                return
+            yield rows
+            after = rows[-1][-1]
 
     def take(self, files: Iterable[tuple[str, Iterable[str]]]) -> Imported:
         """Take lines that ``exported`` wrote, of files with their names: all of them, or, where a file raises, none."""
@@ -297,22 +311,26 @@ class Database:
     def _part_of(self, target: Target) -> Part:
         return NO_PART if self._part is None else self._part(target)
 
-    def _facts_of(self, connection: sqlite3.Connection, target: Target) -> str:
+    def _facts_of(self, connection: sqlite3.Connection, target: Target, key: str) -> str:
         """What is to be kept of a target; "{}" where it is known."""
-        part = self._part_of(target)
         known = "SELECT 1 FROM targets WHERE key = ? AND facts <> '{}'"
-        if connection.execute(known, (target_key(target, part),)).fetchone():
+        if connection.execute(known, (key,)).fetchone():
             return "{}"
-        return plain_json(target_facts(target, part))
+        part = self._part_of(target)
+        return plain_json(target_facts(target, part if key == target_key(target, part) else NO_PART))
 
     def _row_numbers(
-        self, connection: sqlite3.Connection, workload: Workload, target: Target, facts: str, session: Session | None
+        self,
+        connection: sqlite3.Connection,
+        workload: Workload,
+        target: tuple[str, str, str],
+        session: Session | None,
     ) -> tuple[int, int, int]:
         session = self.session if session is None else session
         told = plain_json(dict(session.facts))
         return (
             workload_number(connection, workload.key, workload.text, own=True),
-            target_number(connection, self.key_of(target), target_key(target), facts),
+            target_number(connection, *target),
             session_number(connection, session.id, session.versions, session.date, told, session.provenance.value),
         )
 

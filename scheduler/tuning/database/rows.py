@@ -150,8 +150,8 @@ class Tuned:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """One measurement, or prediction, of a workload on a target (as ``target_key`` writes it)."""
+class Told:
+    """What was told of a workload: one measurement, or prediction, of it on a target (as ``target_key`` writes it)."""
 
     workload: Workload
     target: str

@@ -28,10 +28,10 @@ _DATE = re.compile(r"\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\d(\.\d+)?([+-]\d\d:\d\d|Z)?)?
 _PATH = re.compile(r"(?<![\w/])~?(?:/[\w.@+-]+)+/(?=[\w.@+-])|\b[A-Za-z]:\\(?:[^\\\s]+\\)*")
 _EXPORTED = """
 SELECT w.key, w.text, t.key, t.base, t.facts, s.name, s.versions, s.date, s.facts,
-    m.predicted, m.trace, m.seconds, m.ratio, m.count, m.sigma, m.verdict, m.error, m.code_hash, m.against, m.date
+    m.predicted, m.trace, m.seconds, m.ratio, m.count, m.sigma, m.verdict, m.error, m.code_hash, m.against, m.date, m.id
 FROM measurements m JOIN workloads w ON w.id = m.workload JOIN targets t ON t.id = m.target
 JOIN sessions s ON s.id = m.session
-WHERE (:target IS NULL OR t.key = :target) AND m.date >= :since ORDER BY m.id
+WHERE m.id > :after AND (:target IS NULL OR t.key = :target) AND m.date >= :since ORDER BY m.id LIMIT 1000
 """
 _IMPORT = """
 INSERT INTO measurements (workload, target, session, predicted, trace_hash, trace, seconds, ratio, count, sigma,
@@ -64,23 +64,31 @@ class Imported:
             self.faults.append(f"{where}: {why}")
 
 
-def exported(connection: sqlite3.Connection, target: str | None = None, since: str = "") -> Iterator[str]:
-    """Every measurement (of one target, made at a date or later), as lines without their ends. Messages of errors have
-    no folders: those are nobody else's business."""
+def exported_rows(
+    connection: sqlite3.Connection, after: int, target: str | None = None, since: str = ""
+) -> list[tuple[Any, ...]]:
+    """The next measurements after a number of a row (of one target, made at a date or later), for ``exported``; the
+    last element of each is its number."""
+    return connection.execute(_EXPORTED, {"after": after, "target": target, "since": since}).fetchall()
+
+
+def exported(rows: Iterable[tuple[Any, ...]]) -> Iterator[str]:
+    """Measurements as lines without their ends. Messages of errors have no folders: those are nobody else's
+    business."""
     yield plain_json({"schema": SCHEMA})
     told: set[tuple[str, str]] = set()
-    for row in connection.execute(_EXPORTED, {"target": target, "since": since}):
+    for row in rows:
         workload, text, machine, base, machine_facts, session, versions, day, facts, *rest = row
         defined = (
             (("workload", workload), {"text": text}),
             (("target", machine), {"base": base, "facts": json.loads(machine_facts)}),
             (("session", session), {"versions": versions, "date": day, "facts": json.loads(facts)}),
         )
-        for name, more in defined:
-            if name not in told:
-                told.add(name)
-                yield plain_json({name[0]: name[1], **more})
-        predicted, trace, seconds, ratio, count, sigma, verdict, error, code, against, date = rest
+        for (kind, key), more in defined:
+            if (kind, key) not in told:
+                told.add((kind, key))
+                yield plain_json({kind: key, **more})
+        predicted, trace, seconds, ratio, count, sigma, verdict, error, code, against, date, _ = rest
         measured = {
             "of": [workload, machine, session], "trace": trace, "seconds": seconds, "ratio": ratio, "count": count,
             "sigma": sigma, "verdict": verdict, "error": _PATH.sub("", error), "code": code, "against": against,

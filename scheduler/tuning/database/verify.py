@@ -28,7 +28,7 @@ GROUP BY w.key, m.trace_hash ORDER BY w.key, m.trace_hash
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class RefusedSchedule:
     """A schedule that is none of its workload's, on the targets (``target_key``) that it was recorded for; without a
     ``trace_hash`` the text of the workload itself is wrong."""
 
@@ -46,7 +46,7 @@ class Verified:
 
     replayed: int = 0
     unknown: int = 0
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[RefusedSchedule] = field(default_factory=list)
 
 
 def replayed(trace: Trace, nest: LoopNest) -> Schedule:
@@ -90,7 +90,7 @@ def verify(connection: sqlite3.Connection, progress: Callable[[int], None] | Non
             try:
                 nest = nest_of(key, text)
             except ScheduleError as error:
-                found.faults.append(Fault(key, ",".join(sorted({r[2] for r in rows})), "", error.reason))
+                found.faults.append(RefusedSchedule(key, ",".join(sorted({r[2] for r in rows})), "", error.reason))
             else:
                 found.faults += _faults(key, nest, rows, found)
         if progress is not None:
@@ -98,7 +98,7 @@ def verify(connection: sqlite3.Connection, progress: Callable[[int], None] | Non
     return found
 
 
-def _faults(key: str, nest: LoopNest, rows: list[tuple[str, str, str]], found: Verified) -> Iterator[Fault]:
+def _faults(key: str, nest: LoopNest, rows: list[tuple[str, str, str]], found: Verified) -> Iterator[RefusedSchedule]:
     for trace_hash, text, targets in rows:
         rule = ""
         try:
@@ -106,12 +106,12 @@ def _faults(key: str, nest: LoopNest, rows: list[tuple[str, str, str]], found: V
             rule = trace.rule
             replayed(trace, nest)
         except ScheduleError as error:
-            yield Fault(key, targets, rule, error.reason, trace_hash)
+            yield RefusedSchedule(key, targets, rule, error.reason, trace_hash)
         else:
             found.replayed += 1
 
 
-def remove(connection: sqlite3.Connection, faults: list[Fault]) -> int:
+def remove(connection: sqlite3.Connection, faults: list[RefusedSchedule]) -> int:
     """Forget schedules that do not replay, and the texts that are wrong; returns how many measurements that were."""
     count = 0
     of = "workload = (SELECT id FROM workloads WHERE key = ?)"

@@ -147,7 +147,7 @@ def test_a_folder_that_cannot_be_made_costs_one_warning(tmp_path: Path) -> None:
 
 
 _WRITER = """
-import sys
+import sys, time
 from torch_mlc.ir.target import Target
 from torch_mlc.scheduler.tuning.database import Database
 from torch_mlc.scheduler.schedule.trace import Step, Trace
@@ -155,6 +155,7 @@ db = Database(sys.argv[1])
 for n in range(int(sys.argv[3])):
     db.record(sys.argv[2], Target("cpu", "znver3", 2), Trace((Step("unroll", (("loop", f"{n}"),)),)), 1e-6 * (n + 1))
     print(n, flush=True)
+    time.sleep(0.01)  # no trial takes less
 """
 
 
@@ -175,6 +176,28 @@ def test_processes_share_the_file_and_a_kill_loses_nothing(path: Path) -> None:
         warnings.simplefilter("error")
         assert len(db.measured("other", CPU)) == 50
         assert len(db.measured("victim", CPU)) >= len(done) >= 20
+
+
+def test_kills_of_writers_of_one_workload_lose_at_most_one_trial_each(path: Path) -> None:
+    acknowledged, rounds = 0, 3
+    for k in range(rounds):
+        command = [sys.executable, "-c", _WRITER, str(path), "shared", "1000000"]
+        writers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+        for n, writer in enumerate(writers):
+            assert writer.stdout is not None
+            acknowledged += len([writer.stdout.readline() for _ in range(5 + 7 * n + k)])
+            writer.send_signal(signal.SIGKILL)
+            acknowledged += len(writer.stdout.read().split("\n")[:-1])
+            writer.wait()
+            writer.stdout.close()
+    raw = sqlite3.connect(path)
+    assert raw.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    (kept,) = raw.execute("SELECT count(*) FROM measurements").fetchone()
+    raw.close()
+    assert acknowledged <= kept <= acknowledged + 2 * rounds
+    with warnings.catch_warnings(), Database(path) as db:
+        warnings.simplefilter("error")
+        assert db.lookup("shared", CPU) is not None
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")

@@ -33,7 +33,7 @@ def filled(path: Path, part: str = "EPYC", versions: str = "1") -> Database:
     db.record(Workload("w", "text of w"), CPU, trace(2), 1e-6, ratio=1.0, code_hash="c2", against="c2")
     fast = {"ratio": 0.7, "count": 20, "sigma": 0.01, "verdict": Verdict.ACCEPTED, "code_hash": "c4", "against": "c2"}
     db.record(Workload("w", "text of w"), CPU, trace(4), 7e-7, **fast)  # type: ignore[arg-type]
-    db.record("v", CPU, trace(8), None, "/home/somebody/src/kernel.py:3: illegal access", verdict=Verdict.CRASHED)
+    db.record("v", CPU, trace(8), None, "/srv/somebody/src/kernel.py:3: illegal access", verdict=Verdict.CRASHED)
     with Database(path, versions, predicted=True) as predicted:
         predicted.record("w", CPU, trace(16), 3e-6)
     return db
@@ -61,6 +61,7 @@ def test_what_is_exported_is_what_is_imported(tmp_path: Path) -> None:
         again = b.take([("a", lines)])
         assert (again.added, again.known) == (0, 4) and dump(a.path) == dump(b.path)
         assert all("\n" not in line and isinstance(json.loads(line), dict) for line in lines)
+        assert a.take([("itself", a.exported())]).known == 4
         back = a.take([("b", b.exported())])  # one's own lines are no one else's afterwards
         record = a.lookup("w", CPU)
         assert back.added == 0 and record is not None and record.provenance is Provenance.OWN
