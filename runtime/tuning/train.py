@@ -271,7 +271,8 @@ def described(report: Report) -> str:
         for form, f in forms.items():
             lines.append(
                 f"  {of:5} {form:10} pairs {f.pairwise:.3f}  regret@1 {f.regret1:.3f} (median {f.median1:.3f})  "
-                f"regret@8 {f.regret8:.3f} (median {f.median8:.3f})" + ("  <- kept" if report.chosen[of] == form else "")
+                f"regret@8 {f.regret8:.3f} (median {f.median8:.3f})"
+                + ("  <- kept" if report.chosen[of] == form else "")
             )
     if report.path is not None:
         lines.append(f"wrote {report.path}")

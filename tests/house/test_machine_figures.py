@@ -77,7 +77,11 @@ ALLOWED = {
     "rules/gpu/fit.py": {"WIDE": FORM, "HALF": FORM},
     "schedule/overrides.py": {"SHORT": FORM, "LEAST": FORM},
     "tuning/database.py": {"BUSY_SECONDS": TEXT},
-    "tuning/tune.py": {"MAX_LISTED": TEXT, "MAX_LOOKS": TEXT},
+    "tuning/model_choice.py": {"DRAFTS": TEXT, "CLEARLY": TEXT, "REPLAYS": TEXT},
+    "tuning/race.py": {"CONFIDENCE": TEXT, "LEAST_GAIN": TEXT, "NOISES": TEXT, "TOGETHER": TEXT},
+    "tuning/tune.py": dict.fromkeys(
+        ("FIRST_ROUNDS", "MORE_ROUNDS", "FAR_BEHIND", "FINALISTS", "FINAL_ROUNDS", "AT_A_TIME", "MOST_ASKED",
+         "PATIENCE"), TEXT),
 }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from torch_mlc.runtime.tuning.measuring import WorkerMeasurer, measurer_for
 from torch_mlc.runtime.tuning.progress import Totals, TuneProgress, story
 from torch_mlc.scheduler.schedule.trace import Trace
 from torch_mlc.scheduler.tuning.race import Estimate
-from torch_mlc.scheduler.tuning.tune import Outcome, Progress
+from torch_mlc.scheduler.tuning.tune import Progress, SearchResult
 
 
 def nest_of(text: str) -> LoopNest:
@@ -132,9 +132,9 @@ def test_the_story_tells_what_was_won() -> None:
     assert story(unsure) == "12 measured, 2.00x of the default: cpu_pointwise(unroll=2)"
 
 
-def outcome(ratio: float, sigma: float, hidden: float = 0.0, seconds: float = 1e-3) -> Outcome:
+def outcome(ratio: float, sigma: float, hidden: float = 0.0, seconds: float = 1e-3) -> SearchResult:
     found = Estimate(ratio, ratio, ratio, 36)
-    return Outcome("k", Trace(), ratio < 1.0, found, sigma, 2.5, seconds, (), hidden)
+    return SearchResult("k", Trace(), ratio < 1.0, found, sigma, 2.5, seconds, (), hidden)
 
 
 def test_one_line_tells_what_tuning_came_to() -> None:
