@@ -72,7 +72,7 @@ def _quality(times: Array) -> Array:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class TrainingReport:
     """What was trained, for people and for the file: figures on held-out kernels by ensemble and form."""
 
     kind: str
@@ -98,7 +98,8 @@ def rows_of(records: Sequence[Recorded]) -> Rows:
     """
     if len({r.head.kind for r in records}) > 1:
         raise TrainingError("records of CPUs and of GPUs: train one kind at a time")
-    ids, draft, nest, times, controls, drafts = [], [], [], [], [], []
+    ids, draft, nest, times, drafts = [], [], [], [], []
+    controls: list[float] = []
     about: dict[str, tuple[str, str]] = {}
     for r in records:
         off = {(c.session, c.batch): abs(math.log(c.speedup)) for c in r.lines if c.control and c.speedup is not None}
@@ -132,7 +133,7 @@ def train(
     rounds: int = ROUNDS,
     threads: int | None = None,
     told: Callable[[str], object] = lambda _: None,
-) -> Report:
+) -> TrainingReport:
     """Compare the forms on held-out kernels (five folds) or families, and write the best ones to ``out``/KIND.json.
 
     With ``out`` None nothing is written. Raises TrainingError and RecordsError.
@@ -158,7 +159,7 @@ def train(
     chosen = {of: min(found[of], key=lambda o, of=of: _loss(found[of][o])) for of in ENSEMBLES}  # type: ignore[misc]
     default = {s.start: _quality(rows.times[s]) for s in rows.spans()}
     gap = float(np.exp(np.mean([np.log(max(_speedups(rows.times[s]))) for s in rows.spans()])))
-    report = Report(
+    report = TrainingReport(
         kind, len(rows.times), len(default), int(np.isinf(rows.times).sum()), rows.noise, gap, holdout, found, chosen,
         None, {of: by_form[of, chosen[of]] for of in ENSEMBLES},
     )  # fmt: skip
@@ -197,7 +198,7 @@ def _boosted(rows: Rows, jobs: Mapping[str, Any]) -> tuple[dict[str, Array], dic
     """Scores and trees of the jobs, from a process of its own. Raises TrainingError with what it said."""
     with tempfile.TemporaryDirectory(prefix="torch-mlc-train-") as name:
         folder = Path(name)
-        np.savez(folder / "data.npz", quality=rows.quality, **rows.features)
+        np.savez(folder / "data.npz", quality=rows.quality, draft=rows.features["draft"], nest=rows.features["nest"])
         (folder / "jobs.json").write_text(json.dumps(jobs))
         done = subprocess.run([sys.executable, boosting.__file__, name], capture_output=True, text=True)
         if done.returncode:
@@ -228,8 +229,10 @@ def _figures(rows: Rows, scores: Array) -> Figures:
     return figures(pairs)
 
 
-def _written(rows: Rows, report: Report, out: Path, rounds: int, threads: int) -> Report:
-    jobs = {of: _job(rows, of, report.chosen[of], [False] * len(rows.sizes), rounds, threads) for of in ENSEMBLES}
+def _written(rows: Rows, report: TrainingReport, out: Path, rounds: int, threads: int) -> TrainingReport:
+    jobs: dict[str, Any] = {
+        of: _job(rows, of, report.chosen[of], [False] * len(rows.sizes), rounds, threads) for of in ENSEMBLES
+    }
     _, trees = _boosted(rows, jobs)
     training = {
         "date": datetime.now(timezone.utc).date().isoformat(), "rows": report.rows, "groups": report.groups,
@@ -248,11 +251,11 @@ def _written(rows: Rows, report: Report, out: Path, rounds: int, threads: int) -
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{report.kind}.json"
     path.write_text(text, encoding="utf-8")
-    return Report(**{**_fields(report), "path": path})
+    return TrainingReport(**{**_fields(report), "path": path})
 
 
-def _fields(report: Report) -> dict[str, Any]:
-    return {name: getattr(report, name) for name in Report.__dataclass_fields__}
+def _fields(report: TrainingReport) -> dict[str, Any]:
+    return {name: getattr(report, name) for name in TrainingReport.__dataclass_fields__}
 
 
 def _rounded(value: float) -> float | int | None:
@@ -260,11 +263,11 @@ def _rounded(value: float) -> float | int | None:
     return value if isinstance(value, int) else None if math.isnan(value) else float(f"{value:.4g}")
 
 
-def described(report: Report) -> str:
+def described(report: TrainingReport) -> str:
     """A report in plain text."""
     lines = [
         f"{report.kind}: {report.rows} candidates in {report.groups} groups, {report.failed} failed; equal candidates "
-        f"differ by {report.noise:.1%} in the median; the best recorded is {report.gap:.3f} times as fast as the default",
+        f"differ by {report.noise:.1%} in the median; the best recorded is {report.gap:.3f} times as fast as defaults",
         f"on held-out {report.holdout}s:",
     ]
     for of, forms in report.figures.items():
