@@ -79,8 +79,8 @@ def test_samples_are_calls_that_take_turns() -> None:
     runs = {0: lambda: run("a", 0.9e-4), 1: lambda: run("b", 1.9e-4)}
     found = ProcessorClock(lambda: now).samples(runs, 3, 0)
     assert found == {0: [pytest.approx(0.9e-4)] * 3, 1: [pytest.approx(1.9e-4)] * 3}
-    a, b = "a" + 4 * "a", "b" + 2 * "b"
-    assert ran == "aabb" + a + b + b + a + b + a
+    a, b = "a" + 4 * "a", "b" + 4 * "b"
+    assert ran == 5 * "a" + a + b + b + a + b + a
 
 
 def test_rounds_that_take_long_are_fewer() -> None:
