@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
@@ -34,9 +34,10 @@ from ...scheduler.schedule.schedule import Schedule, replay
 from ...scheduler.schedule.trace import Trace
 from ...scheduler.tuning.database import Database, Record
 from ...scheduler.tuning.model_choice import chosen_by_model
+from ...scheduler.tuning.ranker import Of, RankerError, shipped_rankers
 from ...scheduler.tuning.space import Numerics, Space
-from ...scheduler.tuning.strategies import Ranker
-from ...scheduler.tuning.tune import Measurer, MeasuringError, Outcome, tune
+from ...scheduler.tuning.strategies import Evolution, Ranker
+from ...scheduler.tuning.tune import Measurer, MeasuringError, SearchResult, tune
 from .predicting import PredictingMeasurer, measurer_of
 
 _LOG = logger(__name__)
@@ -47,9 +48,13 @@ _LAUNCH_BYTES = 1 << 16
 _BATCH = 8
 
 
-def no_ranker(target: Target) -> Ranker | None:
-    """No model comes with the package yet, for any target."""
-    return None
+def rankers_for(target: Target) -> Mapping[Of, Ranker] | None:
+    """The models of drafts and of nests that come with the package for a kind of target; None where there are none."""
+    try:
+        return shipped_rankers("gpu" if target.is_gpu else "cpu")
+    except RankerError as error:
+        _LOG.warning("kernels are scheduled without the model of tuning: %s", error)
+        return None
 
 
 @dataclass(slots=True)
@@ -84,7 +89,7 @@ def _bytes(function: TensorFunction) -> int:
     return sum(function.symbols.hint(b.numel) * b.dtype.itemsize for b in buffers)
 
 
-class Source(Enum):
+class ChosenBy(Enum):
     """Who chose a kernel's schedule."""
 
     DEFAULT = "by default"
@@ -99,8 +104,8 @@ class Source(Enum):
 class Choice:
     """Where a schedule came from; ``outcome`` is the search that was made, ``record`` what an earlier one found."""
 
-    source: Source
-    outcome: Outcome | None = None
+    source: ChosenBy
+    outcome: SearchResult | None = None
     record: Record | None = None
 
     def __str__(self) -> str:
@@ -112,7 +117,7 @@ class Choice:
         return self.source.value
 
 
-BY_DEFAULT, BY_HAND = Choice(Source.DEFAULT), Choice(Source.HAND)
+BY_DEFAULT, BY_HAND = Choice(ChosenBy.DEFAULT), Choice(ChosenBy.HAND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +137,7 @@ class Tuning:
     numerics: Numerics = "any"
     by_model: bool = False
     anew: bool = False
-    ranker: Callable[[Target], Ranker | None] = no_ranker
+    rankers: Callable[[Target], Mapping[Of, Ranker] | None] = rankers_for
     # By kernel, as they are made.
     choices: dict[str, Choice] = field(default_factory=dict)
 
@@ -147,7 +152,7 @@ class Tuning:
         found = [
             (c.outcome, self.calls.get(name, 1))
             for name, c in self.choices.items()
-            if c.outcome is not None and (c.source is Source.MEASURED or c.source is Source.DEFAULT)
+            if c.outcome is not None and (c.source is ChosenBy.MEASURED or c.source is ChosenBy.DEFAULT)
         ]
         if found:
             totals = Totals.of(found)
@@ -177,31 +182,34 @@ class Tuning:
         """The best schedule that was measured and applies."""
         record = self.database.lookup(structural_key(nest), target) if self.database is not None else None
         schedule = self._replayed(record.trace, nest, target) if record is not None else None
-        return None if schedule is None else (Choice(Source.RECORDED, record=record), schedule)
+        return None if schedule is None else (Choice(ChosenBy.RECORDED, record=record), schedule)
 
     def _by_model(self, nest: LoopNest, target: Target) -> tuple[Choice, Schedule] | None:
-        ranker = self.ranker(target)
-        if ranker is None:
+        rankers = self.rankers(target)
+        if rankers is None:
             return None
         with self.timer.phase("tune"):
-            schedule = chosen_by_model(Space(nest, target, self._numerics_of(nest)), ranker)
-        return None if schedule is None else (Choice(Source.MODEL), schedule)
+            schedule = chosen_by_model(Space(nest, target, self._numerics_of(nest)), rankers["draft"])
+        return None if schedule is None else (Choice(ChosenBy.MODEL), schedule)
 
     def _tuned(
         self, name: str, nest: LoopNest, target: Target, measurer: Measurer, budget: Budget, progress: TuneProgress
     ) -> tuple[Choice, Schedule]:
         before, share = time.monotonic(), budget.share(name)
         predicts = isinstance(measurer, PredictingMeasurer)
+        rankers: Mapping[Of, Ranker] = self.rankers(target) or {}
+        drafts, nests = rankers.get("draft"), rankers.get("nest")
         try:
             outcome = tune(
                 nest, target, measurer, share, self.predictions if predicts else self.database, progress,
-                numerics=self._numerics_of(nest), batch=max(_BATCH, self.workers),
+                numerics=self._numerics_of(nest), batch=max(_BATCH, self.workers), ranker=nests,
+                strategy=partial(Evolution, draft_ranker=drafts, nest_ranker=nests),
             )  # fmt: skip
         finally:
             budget.spend(name, time.monotonic() - before)
         counters.add("kernels_tuned")
-        source = Source.PREDICTED if predicts else Source.MEASURED
-        return Choice(source if outcome.is_faster else Source.DEFAULT, outcome), replay(outcome.trace, nest)
+        source = ChosenBy.PREDICTED if predicts else ChosenBy.MEASURED
+        return Choice(source if outcome.is_faster else ChosenBy.DEFAULT, outcome), replay(outcome.trace, nest)
 
     def _numerics_of(self, nest: LoopNest) -> Numerics:
         """Where results have to have the same bits, sums keep their order."""

@@ -8,7 +8,7 @@ error, whatever its time. The process in which they run is ``measure_service.py`
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import sympy
@@ -166,26 +166,21 @@ class ProcessorClock:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._repeats: dict[int, int] = {}
+        self._repeats = 0
 
     def samples(self, runs: Mapping[int, Run], rounds: int, begun: int) -> dict[int, list[float]]:
         """Samples in rounds, in which runs take turns (``turns``); fewer where they take long."""
-        for number, run in runs.items():
-            if number not in self._repeats:
-                self._repeats[number] = self._calls(run)
+        # As many calls for everyone: what a sample costs besides its calls would make equals differ.
+        if runs and not self._repeats:
+            self._repeats = self._calls(next(iter(runs.values())))
         found: dict[int, list[float]] = {n: [] for n in runs}
         end = self._clock() + ROUNDS_SECONDS
         for order in turns([*runs], rounds, begun):
             for number in order:
-                found[number].append(self._sample(runs[number], self._repeats[number]))
+                found[number].append(self._sample(runs[number], self._repeats))
             if self._clock() >= end:
                 break
         return found
-
-    def forget(self, numbers: Iterable[int]) -> None:
-        """Other runs may have these numbers from now on."""
-        for number in numbers:
-            self._repeats.pop(number, None)
 
     def _sample(self, run: Run, repeats: int) -> float:
         run()  # another has had the caches since
@@ -195,7 +190,9 @@ class ProcessorClock:
         return (self._clock() - before) / repeats
 
     def _calls(self, run: Run) -> int:
-        run()  # warm
-        before = self._clock()
-        run()
-        return max(1, min(1000, int(SAMPLE_SECONDS / max(self._clock() - before, 1e-7))))
+        least = SAMPLE_SECONDS
+        for _ in range(5):
+            before = self._clock()
+            run()
+            least = min(least, self._clock() - before)
+        return max(1, min(1000, int(SAMPLE_SECONDS / max(least, 1e-7))))

@@ -78,7 +78,7 @@ class HostProcessor:
         return self._clock.samples(runs, rounds, begun)
 
     def drop(self, numbers: Sequence[int]) -> None:
-        self._clock.forget(numbers)
+        """Nothing is kept by number."""
 
     def forget(self) -> None:
         """Memory is given back at once."""

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
 from ...scheduler.tuning.race import Estimate
-from ...scheduler.tuning.tune import Outcome, Progress
+from ...scheduler.tuning.tune import Progress, SearchResult
 
 
 class TuneProgress:
@@ -71,14 +71,14 @@ def _bounded(found: Estimate) -> str:
     return f"{found.speedup:.2f}x ({least:.2f} to {most:.2f})"
 
 
-def outcome_text(outcome: Outcome) -> str:
+def outcome_text(outcome: SearchResult) -> str:
     """What a search came to: ``1.31x (1.28 to 1.33) of the default, noise 1 %, 40 candidates, 3 failed``."""
     won = f"{_bounded(outcome.found)} of the default" if outcome.is_faster else "none faster"
     failed = f", {outcome.failed} failed" if outcome.failed else ""
     return f"{won}, noise {_percent(outcome.sigma)}, {len(outcome.trials)} candidates{failed}"
 
 
-def trials_table(outcome: Outcome, limit: int = 12) -> list[str]:
+def trials_table(outcome: SearchResult, limit: int = 12) -> list[str]:
     """The candidates of a search, the fastest first, as lines: what each took of the default's time, its place, that
     which the model gave it, and what it is."""
     timed = sorted((t for t in outcome.trials if t.found is not None), key=lambda t: t.found.ratio if t.found else 0.0)
@@ -109,7 +109,7 @@ class Totals:
     hidden: float = 0.0
 
     @classmethod
-    def of(cls, outcomes: Iterable[tuple[Outcome, int]]) -> Totals:
+    def of(cls, outcomes: Iterable[tuple[SearchResult, int]]) -> Totals:
         """Of searches, each with how often the graph calls its kernel."""
         found = list(outcomes)
         return cls(

@@ -99,21 +99,14 @@ class Race:
         count = max(map(len, samples.values()), default=0)
         self.rounds += [{n: s[k] for n, s in samples.items() if k < len(s)} for k in range(count)]
 
-    def ratios(self, number: int) -> list[float]:
-        """A candidate's time over the default's in each round of both, in order.
+    def ratios(self, number: int, against: int | None = None) -> list[float]:
+        """A candidate's time over the default's (or over ``against``) in each round of both, in order.
 
-        The default is what its two copies took on average: that halves the part of the noise that is the default's.
+        One copy by itself, no mean of both: where samples are long now and then, a mean is so more often than one
+        sample is, and equals would seem faster than it.
         """
-        found = []
-        for samples in self.rounds:
-            own, default = samples.get(number), samples.get(self.default)
-            if own is None or default is None or default <= 0:
-                continue
-            twin = samples.get(self.twin)
-            if number not in (self.default, self.twin) and twin is not None and twin > 0:
-                default = math.sqrt(default * twin)
-            found.append(own / default)
-        return found
+        base = self.default if against is None else against
+        return [s[number] / s[base] for s in self.rounds if number in s and s.get(base, 0.0) > 0]
 
     def estimate(self, number: int, confidence: float = CONFIDENCE) -> Estimate:
         """How a candidate compares with the default."""
@@ -142,9 +135,11 @@ class Race:
 
     def is_better(self, number: int, tries: int = 1) -> bool:
         """Whether a candidate beats the default: for sure, and by what counts. ``tries`` candidates are asked about in
-        all, any of which might be taken; so each has to be surer. The samples may not be those it was chosen by."""
-        found = self.estimate(number, 1.0 - (1.0 - CONFIDENCE) / tries)
-        return found.high < 1.0 and found.gain > self.threshold
+        all, any of which might be taken; so each has to be surer. It has to beat both copies of the default. The samples
+        may not be those it was chosen by."""
+        confidence, threshold = 1.0 - (1.0 - CONFIDENCE) / tries, self.threshold
+        both = [estimate(self.ratios(number, against), confidence) for against in (self.default, self.twin)]
+        return all(found.high < 1.0 and found.gain > threshold for found in both)
 
     def is_behind(self, number: int, best: int) -> bool:
         """Whether a candidate is slower than the best one for sure, so that more rounds of it tell nothing."""

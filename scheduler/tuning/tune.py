@@ -83,7 +83,7 @@ class Measurer(Protocol):
         ...
 
 
-class Records(Protocol):
+class TuningRecords(Protocol):
     """What tuning needs of a database."""
 
     def measured(self, workload: str, target: Target) -> dict[str, float | None]:
@@ -134,7 +134,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SearchResult:
     """What a search ended with.
 
     ``trace`` is the schedule to take, the default's unless ``is_faster``; ``found`` compares it with the default, by
@@ -163,7 +163,7 @@ def tune(
     target: Target,
     measurer: Measurer,
     budget_seconds: float,
-    database: Records | None = None,
+    database: TuningRecords | None = None,
     progress: Callable[[Progress], None] | None = None,
     *,
     numerics: Numerics = "any",
@@ -172,7 +172,7 @@ def tune(
     batch: int = 8,
     seed: int = 0,
     clock: Callable[[], float] = time.monotonic,
-) -> Outcome:
+) -> SearchResult:
     """The fastest schedule that was found within ``budget_seconds``, or in three rounds that gained less than 1 %.
 
     A schedule other than the default is the result only where a race of its own says so (``Race.is_better``). What
@@ -198,7 +198,7 @@ class _Search:
     space: Space
     strategy: Strategy
     measurer: Measurer
-    database: Records | None
+    database: TuningRecords | None
     workload: Workload
     ranker: Ranker | None
     progress: Callable[[Progress], None] | None
@@ -213,7 +213,7 @@ class _Search:
     known: Mapping[str, Record] = field(default_factory=dict)
     known_traces: Mapping[str, Record] = field(default_factory=dict)
 
-    def run(self, batch: int) -> Outcome:
+    def run(self, batch: int) -> SearchResult:
         self._begin()
         stale = 0
         while self._elapsed() < self.budget and stale < PATIENCE:
@@ -362,7 +362,7 @@ class _Search:
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
-    def _final(self) -> Outcome:
+    def _final(self) -> SearchResult:
         """Race those that seemed fastest once more: by the samples that they were chosen by they are lucky ones."""
         finalists = self._finalists()
         absent = [t for t in finalists if t.number is None]
@@ -398,7 +398,7 @@ class _Search:
         self._report()
         is_faster = winner is not self.default
         found = winner.found or NOTHING_KNOWN
-        return Outcome(
+        return SearchResult(
             self.space.nest.name, winner.trace, is_faster, found, race.sigma, self._elapsed(),
             self.race.seconds(self.race.default), tuple(replace(t) for t in self._scored()),
             0.0 if is_faster or hidden <= LEAST_GAIN else hidden,

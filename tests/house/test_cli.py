@@ -233,7 +233,10 @@ def test_options_take_two_lines_each_and_say_where_they_come_from(monkeypatch: p
         monkeypatch.setenv(name, value)
     lines = answer("options").splitlines()
     assert len(lines) == 2 * len(option_specs()) + 1
-    assert "tune = 0   (default; MLC_TUNE: 0, 1)" in lines and "cache_size = 4GiB   (default; " in "\n".join(lines)
+    assert (
+        "tune = 0   (default; MLC_TUNE: 0, model, 1, replay)" in lines
+        and "cache_size = 4GiB   (default; " in "\n".join(lines)
+    )
     assert lines[-1] == "MLC_LLM_HOME is no setting of torch-mlc, and is left alone"
     changed = answer("options", "--changed").splitlines()
     assert [line.split(":")[0] for line in changed[:-1:2]] == [

@@ -76,7 +76,8 @@ ALLOWED = {
     "rules/gpu/cross.py": {"PARTS": FIRST},
     "rules/gpu/fit.py": {"WIDE": FORM, "HALF": FORM},
     "schedule/overrides.py": {"SHORT": FORM, "LEAST": FORM},
-    "tuning/database.py": {"BUSY_SECONDS": TEXT},
+    "tuning/database/database.py": {"BUSY_SECONDS": TEXT},
+    "tuning/database/queries.py": {"_GAIN": TEXT},
     "tuning/features.py": {"FEATURES_VERSION": FORM, "_ALL_WRITTEN": FORM},
     "tuning/loop_features.py": {"BUFFERS": TEXT, "DEPTHS": TEXT, "_FAR": FORM},
     "tuning/order.py": {"LARGEST_ACCUMULATORS": "what the emitter of CPUs keeps: a test compares them"},
@@ -85,7 +86,11 @@ ALLOWED = {
     "tuning/space.py": dict.fromkeys(("MAX_POINTS", "FIRST_RULE", "ANOTHER_EDIT", "MOST_EDITS", "_KEPT"), TEXT),
     "tuning/strategies.py": dict.fromkeys(
         ("MUTANTS", "REPLAYED", "BY_CHANCE", "PARENTS", "CROSSED", "PATIENCE", "BEAM", "NEIGHBOURS"), TEXT),
-    "tuning/tune.py": {"MAX_LISTED": TEXT, "MAX_LOOKS": TEXT},
+    "tuning/model_choice.py": {"DRAFTS": TEXT, "CLEARLY": TEXT, "REPLAYS": TEXT},
+    "tuning/race.py": {"CONFIDENCE": TEXT, "LEAST_GAIN": TEXT, "NOISES": TEXT, "TOGETHER": TEXT},
+    "tuning/tune.py": dict.fromkeys(
+        ("FIRST_ROUNDS", "MORE_ROUNDS", "FAR_BEHIND", "FINALISTS", "FINAL_ROUNDS", "AT_A_TIME", "MOST_ASKED",
+         "PATIENCE"), TEXT),
 }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import torch
 import torch_mlc
 from tests import warm_processes
 from torch_mlc.dynamo_backend.caches.surroundings import surroundings
-from torch_mlc.dynamo_backend.compiling.tuning import DATABASE, Budget, Choice, Source, Tuning, tuning_of
+from torch_mlc.dynamo_backend.compiling.tuning import DATABASE, Budget, Choice, ChosenBy, Tuning, tuning_of
 from torch_mlc.ir.nest.loops import LoopNest
 from torch_mlc.ir.text.parser import parse
 from torch_mlc.ir.text.structure import structural_key
@@ -26,7 +26,7 @@ from torch_mlc.scheduler.tuning.database import Database, Record
 from torch_mlc.scheduler.tuning.features import draft_features
 from torch_mlc.scheduler.tuning.race import Estimate
 from torch_mlc.scheduler.tuning.space import Space
-from torch_mlc.scheduler.tuning.tune import Outcome
+from torch_mlc.scheduler.tuning.tune import SearchResult
 
 ROWS = parse("""
 @nest(outputs=["out0"])
@@ -116,13 +116,13 @@ def test_who_chose_a_schedule_is_told(tmp_path: Path) -> None:
     tuning.schedule("rows", ROWS, cpu_target())
     tuning.schedule("plain", parse(PLAIN), cpu_target())  # type: ignore[arg-type]
     assert {name: c.source for name, c in tuning.choices.items()} == {
-        "rows": Source.RECORDED, "plain": Source.DEFAULT,
+        "rows": ChosenBy.RECORDED, "plain": ChosenBy.DEFAULT,
     }  # fmt: skip
     record = Record(Trace(), 1e-6, "1", "2026-01-02T03:04:05+00:00", ratio=0.8)
-    assert str(Choice(Source.RECORDED, record=record)) == "by an earlier tuning: 1.25x of the default, on 2026-01-02"
-    found = Outcome("rows", Trace(), True, Estimate(0.8, 0.79, 0.81, 36), 0.011, 2.0, 1e-3, ())
+    assert str(Choice(ChosenBy.RECORDED, record=record)) == "by an earlier tuning: 1.25x of the default, on 2026-01-02"
+    found = SearchResult("rows", Trace(), True, Estimate(0.8, 0.79, 0.81, 36), 0.011, 2.0, 1e-3, ())
     told = "by tuning: 1.25x (1.23 to 1.27) of the default, noise 1 %, 0 candidates"
-    assert str(Choice(Source.MEASURED, found)) == told
+    assert str(Choice(ChosenBy.MEASURED, found)) == told
 
 
 class Favourite:
@@ -164,15 +164,15 @@ def test_the_model_picks_without_measuring(tmp_path: Path) -> None:
 
     found = []
     for _ in range(2):
-        tuning = Tuning(database, None, PhaseTimer(), never, by_model=True, ranker=lambda target: favourite)
+        tuning = Tuning(database, None, PhaseTimer(), never, by_model=True, rankers=lambda target: {"draft": favourite})
         found.append(tuning.schedule("wide", WIDE, cpu_target()))
-        assert tuning.choices["wide"].source is Source.MODEL
+        assert tuning.choices["wide"].source is ChosenBy.MODEL
     assert found[0].nest == found[1].nest != default_schedule(WIDE, cpu_target()).nest
     assert 0 < favourite.asked < 1000
     indifferent = Favourite(differing(), ahead=0.0)
-    tuning = Tuning(database, None, PhaseTimer(), never, by_model=True, ranker=lambda target: indifferent)
+    tuning = Tuning(database, None, PhaseTimer(), never, by_model=True, rankers=lambda target: {"draft": indifferent})
     assert tuning.schedule("wide", WIDE, cpu_target()).nest == default_schedule(WIDE, cpu_target()).nest
-    assert tuning.choices["wide"].source is Source.DEFAULT
+    assert tuning.choices["wide"].source is ChosenBy.DEFAULT
 
 
 def test_modes_say_what_is_asked(tmp_path: Path) -> None:
@@ -221,11 +221,11 @@ def run(folder: Path, **more: str) -> list[int]:
 
 
 def test_tuning_says_one_line(capfd: pytest.CaptureFixture[str]) -> None:
-    found = Outcome("rows", Trace(), True, Estimate(0.5, 0.49, 0.51, 36), 0.011, 2.0, 1e-3, ())
+    found = SearchResult("rows", Trace(), True, Estimate(0.5, 0.49, 0.51, 36), 0.011, 2.0, 1e-3, ())
     tuning = Tuning(None, None, PhaseTimer(), calls={"rows": 3})
     tuning.tell()
     assert capfd.readouterr().err == ""
-    tuning.choices["rows"] = Choice(Source.MEASURED, found)
+    tuning.choices["rows"] = Choice(ChosenBy.MEASURED, found)
     tuning.tell()
     assert capfd.readouterr().err == "tuned 1 kernel in 2.0 s: 1 faster, 2.00x (noise 1 %)\n"
 

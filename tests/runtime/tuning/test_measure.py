@@ -19,7 +19,7 @@ from torch_mlc.runtime.tuning.measuring import WorkerMeasurer, measurer_for
 from torch_mlc.runtime.tuning.progress import Totals, TuneProgress, story
 from torch_mlc.scheduler.schedule.trace import Trace
 from torch_mlc.scheduler.tuning.race import Estimate
-from torch_mlc.scheduler.tuning.tune import Outcome, Progress
+from torch_mlc.scheduler.tuning.tune import Progress, SearchResult
 
 
 def nest_of(text: str) -> LoopNest:
@@ -79,8 +79,8 @@ def test_samples_are_calls_that_take_turns() -> None:
     runs = {0: lambda: run("a", 0.9e-4), 1: lambda: run("b", 1.9e-4)}
     found = ProcessorClock(lambda: now).samples(runs, 3, 0)
     assert found == {0: [pytest.approx(0.9e-4)] * 3, 1: [pytest.approx(1.9e-4)] * 3}
-    a, b = "a" + 4 * "a", "b" + 2 * "b"
-    assert ran == "aabb" + a + b + b + a + b + a
+    a, b = "a" + 4 * "a", "b" + 4 * "b"
+    assert ran == 5 * "a" + a + b + b + a + b + a
 
 
 def test_rounds_that_take_long_are_fewer() -> None:
@@ -132,9 +132,9 @@ def test_the_story_tells_what_was_won() -> None:
     assert story(unsure) == "12 measured, 2.00x of the default: cpu_pointwise(unroll=2)"
 
 
-def outcome(ratio: float, sigma: float, hidden: float = 0.0, seconds: float = 1e-3) -> Outcome:
+def outcome(ratio: float, sigma: float, hidden: float = 0.0, seconds: float = 1e-3) -> SearchResult:
     found = Estimate(ratio, ratio, ratio, 36)
-    return Outcome("k", Trace(), ratio < 1.0, found, sigma, 2.5, seconds, (), hidden)
+    return SearchResult("k", Trace(), ratio < 1.0, found, sigma, 2.5, seconds, (), hidden)
 
 
 def test_one_line_tells_what_tuning_came_to() -> None:

@@ -65,6 +65,7 @@ MACHINES: dict[str, Callable[[int], Machine]] = {
     "tails": lambda seed: Machine(seed, noise=0.02, tails=0.1),
     "drift": lambda seed: Machine(seed, noise=0.01, drift=0.2),
     "phases": lambda seed: Machine(seed, noise=0.01, phases=0.02),
+    "others run": lambda seed: Machine(seed, noise=0.03, tails=0.4),
     "all of it": lambda seed: Machine(seed, noise=0.04, tails=0.1, drift=0.1, phases=0.02),
 }
 

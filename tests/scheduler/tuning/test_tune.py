@@ -22,7 +22,7 @@ from torch_mlc.scheduler.tuning import space as module
 from torch_mlc.scheduler.tuning.database import Database, Verdict
 from torch_mlc.scheduler.tuning.space import Draft, Space
 from torch_mlc.scheduler.tuning.strategies import Evolution
-from torch_mlc.scheduler.tuning.tune import Entered, Failure, MeasuringError, Outcome, Progress, tune
+from torch_mlc.scheduler.tuning.tune import Entered, Failure, MeasuringError, Progress, SearchResult, tune
 
 CPU = Target("cpu", "znver3", 2)
 FACTORS = (8, 2, 4, 13, 16, 32)
@@ -130,7 +130,7 @@ class Pretender:
 
     def tune(
         self, budget: float, db: Database | None = None, progress: Callable[[Progress], None] | None = None, **more: Any
-    ) -> Outcome:
+    ) -> SearchResult:
         def listed(space: Space, rng: random.Random) -> Listed:
             self.strategy = Listed(space, rng)
             return self.strategy
