@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Executor, Future
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cache
+from statistics import median
 from typing import Any
 
 import torch
@@ -27,11 +28,10 @@ from ...scheduler.schedule.trace import Trace
 from ...scheduler.tuning.database import Records, Session, Verdict, Workload, target_key
 from ...scheduler.tuning.database.rows import checked_trace
 from ...scheduler.tuning.database.verify import nest_of, replayed
-from ...scheduler.tuning.tune import Measurement, MeasuringError
+from ...scheduler.tuning.tune import Entered, Failure, MeasuringError
 from ..cache.fingerprint import environment_fingerprint
 from ..targets import cpu_target, is_here, target_for
 from .machine import machine_facts, part_of
-from .measure import MeasureError
 from .measuring import measurer_for
 
 # Seconds for a worker to answer, how often schedules are given to another one, and seconds between two of those.
@@ -40,7 +40,7 @@ LIMIT_SECONDS, TRIES, PAUSE_SECONDS = 600.0, 10, 0.2
 
 @dataclass(frozen=True, slots=True)
 class WorkerRun:
-    """A schedule on a worker: ``ratio`` is its time over the default's there, None for one that failed."""
+    """A schedule on a worker in one race: ``ratio`` is its time over the default's there, None for one that failed."""
 
     trace: Trace
     session: Session
@@ -50,13 +50,25 @@ class WorkerRun:
     error: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What a worker says of schedules: samples in seconds by rounds, hashes of machine code, and why there are none;
+    the default schedule's come first."""
+
+    session: Session
+    key: str
+    samples: list[list[float]]
+    codes: list[str]
+    failures: list[Failure | None]
+
+
 class FleetMeasurer:
-    """Times schedules of one nest on the workers of an executor. The first that is measured is the default schedule.
+    """Times schedules of one nest on the workers of an executor. The first that enters is the default schedule.
 
     A worker serves where it is of the target, of this version, and of the same part as the first that answered; others
-    are passed over. ``batch`` schedules at most go to one worker at a time. ``runs`` are all results so far; they are
-    recorded in ``database`` too, where one is given. Machines should have one worker with one thread each, or what runs
-    beside a measurement disturbs it.
+    are passed over. ``batch`` schedules at most go to one worker at a time, and each time it builds and checks them:
+    workers keep nothing. ``runs`` are all results so far; they are recorded in ``database`` too, where one is given.
+    Machines should have one worker with one thread each, or what runs beside a measurement disturbs it.
     """
 
     def __init__(
@@ -78,48 +90,105 @@ class FleetMeasurer:
         self._database = database
         self._limit = limit
         self._tries = tries
+        # The default's trace and the numbers under which it takes part; of the first machine, how rows name its part,
+        # and the default's seconds there.
         self._default = ""
-        # Of the first machine: how rows name its part, and the default's seconds there.
+        self._first = 0
         self._key = ""
         self._reference = 0.0
-        self._recorded: set[str] = set()
+        self._entered: dict[int, tuple[str, str]] = {}
+        self._count = 0
 
-    def measure(self, candidates: Sequence[Schedule]) -> Iterator[Measurement]:
-        """Seconds a call of each schedule in order, or the error that it met, as the first machine would have them.
-
-        Raises MeasuringError where no worker can measure, or the default schedule itself fails there.
-        """
+    def enter(self, candidates: Sequence[Schedule]) -> Iterator[Entered | Failure]:
+        """Have workers build each schedule, run it once and compare its results, in order, each piece as soon as it is
+        known. Raises MeasuringError where no worker can measure, or the default schedule itself fails there."""
         texts = [c.trace.to_json() for c in candidates]
         if not self._default and texts:
             self._default = texts[0]
-            self._take(self._ask([]), [])  # says which part it is, before there are several
-        pieces = [texts[k : k + self._batch] for k in range(0, len(texts), self._batch)]
-        begun = [self._submit(piece) for piece in pieces]
-        try:
-            for piece, future in zip(pieces, begun, strict=True):
-                yield from self._take(self._ask(piece, future), piece)
-        finally:
-            for future in begun:
-                future.cancel()
+            self._asked([[]], 0)  # says which part it is, before there are several
+        for piece, answer in self._asked(self._pieces(texts), 0):
+            for text, code, failure in zip(piece, answer.codes[1:], answer.failures[1:], strict=True):
+                if failure is not None:
+                    self._keep(WorkerRun(checked_trace(text), answer.session, answer.key, None, None, failure.reason))
+                    yield failure
+                else:
+                    yield self._numbered(text, code)
+
+    def copy(self, number: int) -> Entered | Failure:
+        """The same schedule under another number: a worker builds it twice, elsewhere in memory."""
+        return self._numbered(*self._entered[number])
+
+    def samples(self, numbers: Sequence[int], rounds: int) -> Mapping[int, Sequence[float] | Failure]:
+        """Seconds a call of each in so many rounds, as the first machine would have them: its default's, times the
+        ratio of each round on the machine that ran it. Raises as ``enter`` does."""
+        found: dict[int, list[float] | Failure] = {}
+        racing = [n for n in numbers if n != self._first]
+        pieces = [racing[k : k + self._batch] for k in range(0, len(racing), self._batch)]
+        texts = [[self._entered[n][0] for n in piece] for piece in pieces]
+        for piece, (_, answer) in zip(pieces, self._asked(texts, rounds), strict=True):
+            default, *others = answer.samples
+            self._reference = self._reference or median(default)
+            self._keep(self._run(self._default, answer, default, default))
+            for n, samples, failure in zip(piece, others, answer.failures[1:], strict=True):
+                text = self._entered[n][0]
+                if failure is not None:
+                    found[n] = failure
+                    self._keep(WorkerRun(checked_trace(text), answer.session, answer.key, None, None, failure.reason))
+                    continue
+                found[n] = [self._reference * s / d for s, d in zip(samples, default, strict=False)]
+                self._keep(self._run(text, answer, samples, default))
+        counts = [len(s) for s in found.values() if not isinstance(s, Failure)]
+        common = min(counts, default=rounds)
+        if self._first in numbers:
+            found[self._first] = [self._reference] * common
+        return {n: s if isinstance(s, Failure) else s[:common] for n, s in found.items()}
+
+    def leave(self, numbers: Sequence[int]) -> None:
+        """Forget what takes part no more."""
+        for n in numbers:
+            self._entered.pop(n, None)
 
     def close(self) -> None:
         """Nothing is held: the executor is its owner's."""
 
-    def _submit(self, piece: list[str]) -> Future[dict[str, Any]]:
+    # --- within -------------------------------------------------------------------------------------------------------
+
+    def _numbered(self, text: str, code: str) -> Entered:
+        self._count += 1
+        number = self._count
+        if text == self._default and not self._first:
+            self._first = number
+        self._entered[number] = text, code
+        return Entered(number, code)
+
+    def _pieces(self, texts: Sequence[str]) -> list[list[str]]:
+        return [list(texts[k : k + self._batch]) for k in range(0, len(texts), self._batch)]
+
+    def _asked(self, pieces: Sequence[list[str]], rounds: int) -> list[tuple[list[str], _Answer]]:
+        """What workers answer, all at work at once."""
+        begun = [self._submit(piece, rounds) for piece in pieces]
+        try:
+            return [(p, self._answered(self._ask(p, rounds, f))) for p, f in zip(pieces, begun, strict=True)]
+        finally:
+            for future in begun:
+                future.cancel()
+
+    def _submit(self, piece: list[str], rounds: int) -> Future[dict[str, Any]]:
         asked = {
             "workload": self._workload.key, "nest": self._workload.text, "target": asdict(self.target),
             "versions": environment_fingerprint(), "key": self._key, "traces": [self._default, *piece],
+            "rounds": rounds,
         }  # fmt: skip
         return self._executor.submit(measure_batch, asked)
 
-    def _ask(self, piece: list[str], future: Future[dict[str, Any]] | None = None) -> dict[str, Any]:
+    def _ask(self, piece: list[str], rounds: int, future: Future[dict[str, Any]] | None) -> dict[str, Any]:
         """What a worker answers that serves."""
         why = ""
         for number in range(self._tries):
             if number:
                 time.sleep(PAUSE_SECONDS)
             try:
-                future = self._submit(piece) if future is None else future
+                future = self._submit(piece, rounds) if future is None else future
                 answer = future.result(self._limit)
             except (Exception, CancelledError) as error:  # whatever an executor makes of a worker that is lost
                 why = f"a worker was lost ({type(error).__name__}: {error})"
@@ -132,26 +201,19 @@ class FleetMeasurer:
             future = None
         raise MeasuringError(f"no worker measures {self.target}: {why}")
 
-    def _take(self, answer: dict[str, Any], piece: list[str]) -> list[Measurement]:
-        """The results of a piece, and of the default before it."""
+    def _answered(self, answer: dict[str, Any]) -> _Answer:
         session = Session(
             answer["session"], answer["versions"], answer["date"], tuple(tuple(f) for f in answer["facts"])
         )
-        default, *seconds = answer["seconds"]
-        if default is None:
-            raise MeasuringError(f"the default schedule cannot be measured: {answer['errors'][0]}")
+        failures = [None if f is None else Failure(Verdict(f[0]), f[1]) for f in answer["failures"]]
+        if failures[0] is not None:
+            raise MeasuringError(f"the default schedule cannot be measured: {failures[0].reason}")
         self._key = self._key or answer["key"]
-        self._reference = self._reference or default
-        self._keep(WorkerRun(checked_trace(self._default), session, answer["key"], default, 1.0))
-        found: list[Measurement] = []
-        for text, taken, error in zip(piece, seconds, answer["errors"][1:], strict=True):
-            if text == self._default:
-                found.append(self._reference)
-                continue
-            ratio = None if taken is None else taken / default
-            self._keep(WorkerRun(checked_trace(text), session, answer["key"], taken, ratio, error))
-            found.append(MeasureError(error) if ratio is None else ratio * self._reference)
-        return found
+        return _Answer(session, answer["key"], answer["samples"], answer["codes"], failures)
+
+    def _run(self, text: str, answer: _Answer, samples: Sequence[float], default: Sequence[float]) -> WorkerRun:
+        ratio = median(s / d for s, d in zip(samples, default, strict=False))
+        return WorkerRun(checked_trace(text), answer.session, answer.key, median(samples), ratio)
 
     def _keep(self, run: WorkerRun) -> None:
         self.runs.append(run)
@@ -179,32 +241,44 @@ def measure_batch(asked: dict[str, Any]) -> dict[str, Any]:
         if key is None or not (key == wanted or (not asked["key"] and key.startswith(f"{wanted}:"))):
             return {"refused": f"a worker is {key or 'no such machine'}, not {wanted}"}
         session = _session(os.getpid())
-        seconds, errors = _measured(nest_of(asked["workload"], asked["nest"]), target, asked["traces"])
+        found = _measured(nest_of(asked["workload"], asked["nest"]), target, asked["traces"], asked["rounds"])
     return {
         "session": session.id, "versions": session.versions, "date": session.date, "facts": session.facts, "key": key,
-        "seconds": seconds, "errors": errors,
+        **found,
     }  # fmt: skip
 
 
-def _measured(nest: LoopNest, target: Target, traces: list[str]) -> tuple[list[float | None], list[str]]:
+def _measured(nest: LoopNest, target: Target, traces: list[str], rounds: int) -> dict[str, list[Any]]:
+    """Samples, hashes and failures of schedules, each a list as long as ``traces``."""
     schedules: dict[int, Schedule] = {}
-    seconds: list[float | None] = [None] * len(traces)
-    errors = [""] * len(traces)
+    failures: list[tuple[str, str] | None] = [None] * len(traces)
+    codes, samples = [""] * len(traces), [list[float]() for _ in traces]
     for k, text in enumerate(traces):
         try:
             schedules[k] = replayed(checked_trace(text), nest)
         except ScheduleError as error:
-            errors[k] = error.reason
+            failures[k] = Verdict.FAILED.value, error.reason
     measurer = measurer_for(nest, target)
     if measurer is None or 0 not in schedules:
-        return seconds, [errors[0] or "nothing here can time it", *errors[1:]]
+        failures[0] = failures[0] or (Verdict.FAILED.value, "nothing here can time it")
+        return {"samples": samples, "codes": codes, "failures": failures}
+    numbers: dict[int, int] = {}
     with closing(measurer):
         try:
-            for k, found in zip(schedules, measurer.measure([*schedules.values()]), strict=True):
-                seconds[k], errors[k] = (None, str(found)) if isinstance(found, Exception) else (float(found), "")
+            for k, entered in zip(schedules, measurer.enter([*schedules.values()]), strict=True):
+                if isinstance(entered, Failure):
+                    failures[k] = entered.verdict.value, entered.reason
+                else:
+                    numbers[entered.number], codes[k] = k, entered.code_hash
+            for number, times in (measurer.samples([*numbers], rounds) if rounds else {}).items():
+                k = numbers[number]
+                if isinstance(times, Failure):
+                    failures[k] = times.verdict.value, times.reason
+                else:
+                    samples[k] = [*times]
         except MeasuringError as error:
-            seconds[0], errors[0] = None, str(error)
-    return seconds, errors
+            failures[0] = Verdict.FAILED.value, str(error)
+    return {"samples": samples, "codes": codes, "failures": failures}
 
 
 def _key_here(target: Target) -> str | None:

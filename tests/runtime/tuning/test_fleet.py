@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from torch_mlc.runtime.tuning.machine import part_of
 from torch_mlc.scheduler.rules import default_schedule
 from torch_mlc.scheduler.schedule.schedule import Schedule
 from torch_mlc.scheduler.tuning.database import Database, Workload, target_key
-from torch_mlc.scheduler.tuning.tune import MeasuringError, tune
+from torch_mlc.scheduler.tuning.tune import Entered, Failure, MeasuringError, tune
 
 CPU = cpu_target(2)
 needs_process = pytest.mark.skipif(
@@ -79,10 +80,19 @@ def worker(name: str, scale: float, key: str = "k") -> Callable[[dict[str, Any]]
             return {"refused": f"a worker is {key}, not {asked['key']}"}
         return {
             "session": name, "versions": "v", "date": "2026-01-01", "facts": [["system", "Linux"]], "key": key,
-            "seconds": [scale * ratios[t] for t in asked["traces"]], "errors": [""] * len(asked["traces"]),
+            "samples": [[scale * ratios[t]] * asked["rounds"] for t in asked["traces"]],
+            "codes": asked["traces"], "failures": [None] * len(asked["traces"]),
         }  # fmt: skip
 
     return answer
+
+
+def measured(measurer: FleetMeasurer, candidates: list[Schedule]) -> list[Any]:
+    """The median of a few rounds of each, or its failure."""
+    entered = [*measurer.enter(candidates)]
+    found = measurer.samples([e.number for e in entered if isinstance(e, Entered)], 3)
+    results = [found[e.number] if isinstance(e, Entered) else e for e in entered]
+    return [r if isinstance(r, Failure) else median(r) for r in results]
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +106,7 @@ def test_ratios_of_machines_are_never_mixed(tmp_path: Path) -> None:
     with Database(tmp_path / "t.sqlite") as db:
         executor = Played(worker("slow", 1.0), worker("fast", 1e-3))
         measurer = FleetMeasurer(ROWS, CPU, executor, batch=1, database=db)
-        found = [*measurer.measure(candidates)]
+        found = measured(measurer, candidates)
         assert found == pytest.approx([1 / (k + 1) for k in range(len(candidates))])
         rows = db.of_workload(Workload.of(ROWS).key)
         assert {r.record.session for r in rows} == {"slow", "fast"}
@@ -113,7 +123,7 @@ def test_other_parts_and_lost_workers_are_passed_over() -> None:
 
     executor = Played(worker("a", 1.0, "h100"), worker("b", 1.0, "h200"), lost)
     measurer = FleetMeasurer(ROWS, CPU, executor, batch=2)
-    found = [*measurer.measure(schedules())]
+    found = measured(measurer, schedules())
     assert found == pytest.approx([1 / (k + 1) for k in range(len(found))])
     assert {r.session.id for r in measurer.runs} == {"a"} and {r.target for r in measurer.runs} == {"h100"}
 
@@ -125,14 +135,14 @@ def test_other_parts_and_lost_workers_are_passed_over() -> None:
 def test_a_fleet_without_a_worker_that_serves_is_no_verdict(answer: Any, told: str) -> None:
     measurer = FleetMeasurer(ROWS, CPU, Played(answer), tries=3)
     with pytest.raises(MeasuringError, match=told):
-        [*measurer.measure(schedules())]
+        measured(measurer, schedules())
     assert not measurer.runs
 
 
 def test_a_worker_refuses_what_it_is_not() -> None:
     executor = Played(measure_batch)
     with pytest.raises(MeasuringError, match="a worker is no such machine"):
-        [*FleetMeasurer(ROWS, gpu_target("cuda:sm_70"), executor, tries=1).measure(schedules()[:1])]
+        [*FleetMeasurer(ROWS, gpu_target("cuda:sm_70"), executor, tries=1).enter(schedules()[:1])]
     asked = executor.asked[0]
     assert "another version" in measure_batch({**asked, "versions": "old"})["refused"]
     assert "a worker is" in measure_batch({**asked, "target": _plain(), "key": "cpu:other"})["refused"]
@@ -152,8 +162,8 @@ def test_what_is_no_schedule_is_told_about_it() -> None:
     bad.split("a", [None, 3])
     broken = Schedule(ROWS, "x")
     broken._steps = [*bad.trace.steps, *bad.trace.steps]
-    first, second, third = measurer.measure([good, broken, bad])
-    assert isinstance(first, float) and isinstance(second, Exception) and isinstance(third, float)
+    first, second, third = measured(measurer, [good, broken, bad])
+    assert isinstance(first, float) and isinstance(second, Failure) and isinstance(third, float)
 
 
 @pytest.fixture
@@ -166,7 +176,7 @@ def processes() -> Iterator[Executor]:
 def test_a_search_measures_in_other_processes(processes: Executor, tmp_path: Path) -> None:
     with Database(tmp_path / "t.sqlite", part=part_of) as db:
         measurer = FleetMeasurer(ROWS, CPU, processes, batch=3, database=db)
-        trace = tune(ROWS, CPU, measurer, 60.0)
+        trace = tune(ROWS, CPU, measurer, 20.0).trace
         assert len(measurer.runs) > 2 and len({r.session.id for r in measurer.runs}) == 1
         assert {r.target for r in measurer.runs} == {target_key(CPU, part_of(CPU))}
         known = db.of_workload(Workload.of(ROWS).key)
@@ -181,7 +191,7 @@ def test_two_processes_of_dask_measure(tmp_path: Path) -> None:
     )
     with cluster, distributed.Client(cluster) as client, Database(tmp_path / "t.sqlite") as db:
         measurer = FleetMeasurer(ROWS, CPU, client.get_executor(pure=False), batch=1, database=db)
-        found = [*measurer.measure(schedules())]
+        found = measured(measurer, schedules())
         assert all(isinstance(r, float) and r > 0 for r in found)
         sessions = {r.session.id for r in measurer.runs}
         assert len(sessions) == 2, "both workers have measured"
