@@ -135,8 +135,8 @@ class Race:
 
     def is_better(self, number: int, tries: int = 1) -> bool:
         """Whether a candidate beats the default: for sure, and by what counts. ``tries`` candidates are asked about in
-        all, any of which might be taken; so each has to be surer. It has to beat both copies of the default. The samples
-        may not be those it was chosen by."""
+        all, any of which might be taken; so each has to be surer. It has to beat both copies of the default. The
+        samples may not be those it was chosen by."""
         confidence, threshold = 1.0 - (1.0 - CONFIDENCE) / tries, self.threshold
         both = [estimate(self.ratios(number, against), confidence) for against in (self.default, self.twin)]
         return all(found.high < 1.0 and found.gain > threshold for found in both)
