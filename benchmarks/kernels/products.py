@@ -25,8 +25,8 @@ LOGITS: Mapping[str, Mapping[str, Shape]] = {
 }
 # Weights that no cache holds meet the few rows of a small batch in decoding.
 FEW: Mapping[str, Mapping[str, Shape]] = {
-    "cpu": {"aligned": (4, 4096, 4096), "odd": (7, 4093, 4095)},
-    "cuda": {"aligned": (4, 4096, 14336), "odd": (7, 4093, 14335)},
+    "cpu": {"aligned": (8, 4096, 4096), "odd": (7, 4093, 4095)},
+    "cuda": {"aligned": (8, 4096, 14336), "odd": (7, 4093, 14335)},
 }
 
 
