@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from ...codegen.host.steps.kernel_use import KernelUse
 from ...codegen.kernel import KernelSource
-from ...ir.graph.graph import CallTensor, every_node
+from ...ir.function.function import Callee, TensorFunction
+from ...ir.graph.graph import CallTensor, Origin, every_node
+from ...ir.nest.loops import LoopNest
+from ...ir.target import Target
+from ...ir.text.structure import structural_key
 from ...runtime.compile.compilers import Compilers
 from ...runtime.compile.fallback import AtenKernel
 from ...runtime.compile.kernels import KernelStore, LoadedKernel, kernel_use, source_use
@@ -17,10 +21,14 @@ from ...runtime.gpu.checks import launches_checked
 from ...runtime.settings.options import Options
 from ...runtime.targets import target_for
 from ...runtime.timing import PhaseTimer
+from ...runtime.tuning.ranks import Ranks
 from ...scheduler.fusion.fusion import Fusion
-from .kernels import KernelBuild, KernelPlan, StartedKernel, start_kernel
-from .tuning import Tuning, tuning_costs, tuning_of
+from ...scheduler.schedule.trace import Trace
+from .kernels import KernelBuild, KernelPlan, StartedKernel, lowered, start_kernel
+from .tuning import ChosenBy, Tuning, tuning_costs, tuning_of
 
+# Seconds beyond its budget that a rank of a job waits for what others have found.
+PATIENCE = 60.0
 # By the function that they are the code of.
 Kernels: TypeAlias = Mapping[str, KernelBuild] | Mapping[str, StartedKernel]
 
@@ -44,15 +52,37 @@ def tuning_for(fusion: Fusion, options: Options, timer: PhaseTimer, may_measure:
 def start_kernels(fusion: Fusion, plan: KernelPlan, compilers: Compilers) -> dict[str, StartedKernel]:
     """The code of every function that the graph calls, found or begun."""
     options = plan.options
-    found: dict[str, StartedKernel] = {}
+    wanted: dict[str, tuple[Callee, Target, tuple[Origin, ...]]] = {}
     for node, _ in every_node(fusion.graph):
-        if isinstance(node, CallTensor) and node.function not in found:
+        if isinstance(node, CallTensor) and node.function not in wanted:
             target = target_for(node.types[0].device, options.target, options.threads, options.cpu_products)
             function = fusion.functions.get(node.function) or fusion.given[node.function]
-            found[node.function] = start_kernel(function, target, plan, node.origins, compilers)
+            wanted[node.function] = function, target, node.origins
         elif isinstance(node, CallTensor):
             counters.add("kernels_shared")
-    return found
+    if plan.tuning.budget is not None and (ranks := Ranks.of_job(options.tune_budget + PATIENCE)) is not None:
+        _agree([(f, t) for f, t, _ in wanted.values()], plan, ranks)
+    return {name: start_kernel(f, t, plan, origins, compilers) for name, (f, t, origins) in wanted.items()}
+
+
+def _agree(functions: Sequence[tuple[Callee, Target]], plan: KernelPlan, ranks: Ranks) -> None:
+    """Let each kernel be tuned by one rank of a job, and all ranks take what it has found."""
+    tuning = plan.tuning
+    nests: dict[Target, dict[str, tuple[str, LoopNest]]] = {}
+    for function, target in functions:
+        if isinstance(function, TensorFunction):  # a nest has its schedule
+            nest = lowered(function, target, plan)
+            nests.setdefault(target, {}).setdefault(structural_key(nest), (function.name, nest))
+    for target, by_workload in nests.items():
+        tuned = [*by_workload.values()]
+
+        def decide(number: int, target: Target = target, tuned: list[tuple[str, LoopNest]] = tuned) -> Trace | None:
+            name, nest = tuned[number]
+            schedule = tuning.schedule(name, nest, target)
+            return None if tuning.choices[name].source is ChosenBy.DEFAULT else schedule.trace
+
+        agreed = ranks.agreed(target, [*by_workload], decide)
+        tuning.agreed.update({(target, key): trace for key, trace in zip(by_workload, agreed, strict=True)})
 
 
 def loaded_kernels(kernels: Mapping[str, KernelBuild], options: Options, store: KernelStore) -> dict[str, LoadedKernel]:

@@ -225,7 +225,7 @@ def _by_hand(function: Callee, target: Target, plan: KernelPlan) -> ByHand | Non
         return ByHand(function, Schedule(function, rule="by hand"))
     if plan.options.schedules is None:
         return None
-    nest = _lowered(function, target, plan)
+    nest = lowered(function, target, plan)
     with plan.timer.phase("schedule"):
         override = plan.options.schedules.find(workload_of(nest), target)
         return None if override is None else ByHand(nest, override.apply(nest), override)
@@ -256,12 +256,13 @@ def _scheduled(function: Callee, target: Target, plan: KernelPlan, by_hand: ByHa
     if by_hand is not None:
         return by_hand.nest, by_hand.schedule
     assert isinstance(function, TensorFunction)
-    nest = _lowered(function, target, plan)
+    nest = lowered(function, target, plan)
     with plan.timer.phase("schedule"):
         return nest, plan.run.step(SCHEDULE, plan.tuning.schedule, function.name, nest, target)
 
 
-def _lowered(function: TensorFunction, target: Target, plan: KernelPlan) -> LoopNest:
+def lowered(function: TensorFunction, target: Target, plan: KernelPlan) -> LoopNest:
+    """The loops of a function before any schedule."""
     context = FunctionContext(function, target, plan.options.numerics != "eager")
     with plan.timer.phase("lower"):
         return plan.run.step(NEST, lower_stages, plan.run(function, pass_lists().function, context))

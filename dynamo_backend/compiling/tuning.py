@@ -33,6 +33,8 @@ from ...scheduler.rules import default_schedule
 from ...scheduler.schedule.schedule import Schedule, replay
 from ...scheduler.schedule.trace import Trace
 from ...scheduler.tuning.database import Database, Record
+from ...scheduler.tuning.database.shipped import FOLDER
+from ...scheduler.tuning.database.verify import replayed
 from ...scheduler.tuning.model_choice import chosen_by_model
 from ...scheduler.tuning.ranker import Of, RankerError, shipped_rankers
 from ...scheduler.tuning.space import Numerics, Space
@@ -97,6 +99,7 @@ class ChosenBy(Enum):
     RECORDED = "by an earlier tuning"
     PREDICTED = "by prediction"
     MODEL = "by the model"
+    RANK = "by a rank of this job"
     HAND = "by hand"
 
 
@@ -140,10 +143,12 @@ class Tuning:
     rankers: Callable[[Target], Mapping[Of, Ranker] | None] = rankers_for
     # By kernel, as they are made.
     choices: dict[str, Choice] = field(default_factory=dict)
+    # By target and workload: what the ranks of a job have agreed on, None for the default.
+    agreed: dict[tuple[Target, str], Trace | None] = field(default_factory=dict)
 
     def schedule(self, name: str, nest: LoopNest, target: Target) -> Schedule:
         """The schedule of a kernel. Raises ScheduleError where no rule applies."""
-        choice, schedule = self._chosen(name, nest, target)
+        choice, schedule = self._agreed(name, nest, target) or self._chosen(name, nest, target)
         self.choices[name] = choice
         return schedule
 
@@ -159,6 +164,17 @@ class Tuning:
             print(totals, file=sys.stderr, flush=True)
             if totals.warning:
                 _LOG.warning("%s", totals.warning)
+
+    def _agreed(self, name: str, nest: LoopNest, target: Target) -> tuple[Choice, Schedule] | None:
+        """What the ranks have agreed on. A schedule that does not apply here is the default one: it applies nowhere."""
+        key = (target, structural_key(nest)) if self.agreed else None
+        if key not in self.agreed:
+            return None
+        trace, own = self.agreed[key], self.choices.get(name)
+        schedule = None if trace is None else self._replayed(trace, nest, target)
+        if schedule is None:
+            return BY_DEFAULT, default_schedule(nest, target)
+        return (own if own is not None and own.outcome is not None else Choice(ChosenBy.RANK)), schedule
 
     def _chosen(self, name: str, nest: LoopNest, target: Target) -> tuple[Choice, Schedule]:
         if self.by_model:
@@ -221,7 +237,7 @@ class Tuning:
         if self._numerics_of(nest) == "same":
             return Space(nest, target, "same").schedule(trace)
         try:
-            return replay(trace, nest)
+            return replayed(trace, nest)
         except ScheduleError as error:
             _LOG.info("%s: a recorded schedule does not apply any more (%s)", nest.name, error.reason)
             return None
@@ -239,7 +255,7 @@ def tuning_of(
     budget = Budget(options.tune_budget, costs) if options.tune is True and (may_measure or predicts) else None
     path = options.cache_dir / DATABASE
     # A database that nobody has written is not made only to find nothing in it.
-    wanted = options.cache and not by_model and (budget is not None or path.exists())
+    wanted = options.cache and not by_model and (budget is not None or path.exists() or FOLDER.is_dir())
     database = _database(path) if wanted else None
     predictions = _database(path, predicted=True) if options.cache and predicts else None
     return Tuning(

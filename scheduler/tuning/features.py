@@ -26,7 +26,7 @@ from .loop_features import LOOP_FEATURES, NUMBERS, loop_features
 from .measures import CLASSES, NestMeasures, lines, measured
 from .space import Draft, Space
 
-FEATURES_VERSION = 1
+FEATURES_VERSION = 2
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 MONOIDS = ("sum", "max", "min", "welford", "moments", "logsumexp", "attention", "weighted", "argmax", "argmin")

@@ -16,6 +16,7 @@ from torch_mlc.dynamo_backend.compiling.tuning import DATABASE, Budget, Choice, 
 from torch_mlc.ir.nest.loops import LoopNest
 from torch_mlc.ir.text.parser import parse
 from torch_mlc.ir.text.structure import structural_key
+from torch_mlc.runtime.counters import counters
 from torch_mlc.runtime.settings.options import OptionError, Options
 from torch_mlc.runtime.targets import cpu_target
 from torch_mlc.runtime.timing import PhaseTimer
@@ -250,3 +251,29 @@ def test_explain_tells_where_schedules_come_from(tmp_path: Path) -> None:
     report = torch_mlc.explain(f, x, options={**options, "tune": 1, "tune_budget": "1s"})
     (tuned,) = report.kernels
     assert "candidates" in tuned.chosen and len(tuned.candidates) > 1 and "measured" in tuned.candidates[0]
+
+
+def test_ranks_of_a_job_run_the_same_schedules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each kernel is tuned by one of them. The second finds what the first has decided, and tunes nothing."""
+    from torch_mlc.runtime.tuning.ranks import Ranks
+
+    store, found = torch.distributed.HashStore(), []
+    x, y = torch.randn(300, 77), torch.randn(1, 77)
+
+    def fn(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        z = x.softmax(-1)
+        return z, (z @ z.T).relu().sum(0), (x + y).sum(0)
+
+    for rank in (0, 1):
+        torch._dynamo.reset()
+        before = counters["kernels_tuned"]
+        ranks = Ranks(store, rank, 2, wait=0.05)
+        monkeypatch.setattr(Ranks, "of_job", lambda wait, ranks=ranks: ranks)
+        options = {"tune": 1, "tune_budget": 0.5, "cache": False, "cache_dir": str(tmp_path / str(rank))}
+        report = torch_mlc.explain(fn, x, y, options=options)
+        kernels = [k for g in report.graphs for k in g.kernels]
+        found.append([(k.name, k.schedule) for k in kernels])
+        tuned = counters["kernels_tuned"] - before
+        assert tuned == (len(kernels) + 1) // 2 if rank == 0 else tuned == 0
+        torch.testing.assert_close(torch.compile(fn, backend="mlc")(x, y), fn(x, y), rtol=1e-4, atol=1e-4)
+    assert found[0] == found[1] and len(found[0]) >= 2

@@ -102,7 +102,7 @@ def decide(number):
     if number == lost:
         os._exit(9)
     mine.append(number)
-    return tune(nests[number], cpu_target(2), measurer_for(nests[number], cpu_target(2)), 0.3)
+    return tune(nests[number], cpu_target(2), measurer_for(nests[number], cpu_target(2)), 0.3).trace
 
 found = ranks.agreed(cpu_target(2), [Workload.of(n).key for n in nests], decide)
 for nest, trace in zip(nests, found):
