@@ -35,10 +35,10 @@ from ...scheduler.schedule.trace import Trace
 from ...scheduler.tuning.database import Database, Record
 from ...scheduler.tuning.database.shipped import FOLDER
 from ...scheduler.tuning.database.verify import replayed
-from ...scheduler.tuning.model_choice import chosen_by_model
+from ...scheduler.tuning.model_choice import ChoosingRanker, chosen_by_model
 from ...scheduler.tuning.ranker import Of, RankerError, shipped_rankers
 from ...scheduler.tuning.space import Numerics, Space
-from ...scheduler.tuning.strategies import Evolution, Ranker
+from ...scheduler.tuning.strategies import Evolution
 from ...scheduler.tuning.tune import Measurer, MeasuringError, SearchResult, tune
 from .predicting import PredictingMeasurer, measurer_of
 
@@ -50,7 +50,7 @@ _LAUNCH_BYTES = 1 << 16
 _BATCH = 8
 
 
-def rankers_for(target: Target) -> Mapping[Of, Ranker] | None:
+def rankers_for(target: Target) -> Mapping[Of, ChoosingRanker] | None:
     """The models of drafts and of nests that come with the package for a kind of target; None where there are none."""
     try:
         return shipped_rankers("gpu" if target.is_gpu else "cpu")
@@ -140,7 +140,7 @@ class Tuning:
     numerics: Numerics = "any"
     by_model: bool = False
     anew: bool = False
-    rankers: Callable[[Target], Mapping[Of, Ranker] | None] = rankers_for
+    rankers: Callable[[Target], Mapping[Of, ChoosingRanker] | None] = rankers_for
     # By kernel, as they are made.
     choices: dict[str, Choice] = field(default_factory=dict)
     # By target and workload: what the ranks of a job have agreed on, None for the default.
@@ -205,7 +205,8 @@ class Tuning:
         if rankers is None:
             return None
         with self.timer.phase("tune"):
-            schedule = chosen_by_model(Space(nest, target, self._numerics_of(nest)), rankers["draft"])
+            space = Space(nest, target, self._numerics_of(nest))
+            schedule = chosen_by_model(space, target, rankers["draft"], rankers["nest"])
         return None if schedule is None else (Choice(ChosenBy.MODEL), schedule)
 
     def _tuned(
@@ -213,7 +214,7 @@ class Tuning:
     ) -> tuple[Choice, Schedule]:
         before, share = time.monotonic(), budget.share(name)
         predicts = isinstance(measurer, PredictingMeasurer)
-        rankers: Mapping[Of, Ranker] = self.rankers(target) or {}
+        rankers: Mapping[Of, ChoosingRanker] = self.rankers(target) or {}
         drafts, nests = rankers.get("draft"), rankers.get("nest")
         try:
             outcome = tune(

@@ -12,6 +12,8 @@ import numpy as np
 Array: TypeAlias = "np.ndarray[Any, Any]"
 # Times nearer than this are not told apart by measuring either.
 APART = 0.05
+# A choice that is slower than the default counts as a loss from here on; the share of kernels that may lose.
+SLOWER, MAY_LOSE = 0.97, 0.02
 
 
 def pairwise_accuracy(scores: Array, times: Array, apart: float = APART) -> float:
@@ -81,6 +83,41 @@ def _mean(ratios: Sequence[float]) -> float:
 
 def _median(ratios: Sequence[float]) -> float:
     return float(np.median(ratios)) if ratios else math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Choosing:
+    """What comes of taking the best by score where it is ahead of the default by ``margin``: in how many of ``groups``
+    it is taken, the default's time over that of what is taken (geometric mean of all groups), and the least such."""
+
+    margin: float
+    taken: int
+    groups: int
+    gain: float
+    worst: float
+
+
+def choosing(groups: Iterable[tuple[Array, Array]]) -> Choosing:
+    """The margin that gains most, of those by which at most ``MAY_LOSE`` of the groups become slower than ``SLOWER``;
+    infinite where none gains. Each group is scores and times, the default's first."""
+    ahead: list[tuple[float, float]] = []
+    for scores, times in groups:
+        best = int(np.argmax(scores))
+        ahead.append((float(scores[best] - scores[0]), float(times[0] / times[best])))
+    ahead.sort(reverse=True)
+    found = Choosing(math.inf, 0, len(ahead), 1.0, 1.0)
+    lost, total, worst = 0, 0.0, 1.0
+    for k, (by, speedup) in enumerate(ahead):
+        if by <= 0:
+            break
+        lost += speedup < SLOWER
+        total += math.log(speedup)
+        worst = min(worst, speedup)
+        gain = math.exp(total / len(ahead))
+        if lost <= MAY_LOSE * len(ahead) and gain > found.gain:
+            least = ahead[k + 1][0] if k + 1 < len(ahead) else 0.0
+            found = Choosing((by + max(least, 0.0)) / 2, k + 1, len(ahead), gain, worst)
+    return found
 
 
 class GroupError(ValueError):

@@ -25,7 +25,7 @@ import numpy as np
 from ...ir.errors import MlcError
 from ...scheduler.tuning.ranker import FOLDER, KINDS, Of, parse_rankers, plain_trees, rankers_text
 from . import boosting
-from .metrics import Figures, GroupError, figures, group_sizes
+from .metrics import Choosing, Figures, GroupError, choosing, figures, group_sizes
 from .records import Recorded, RecordsError, read_folder
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -54,6 +54,8 @@ class Rows:
     families: tuple[str, ...]
     drafts: tuple[Mapping[str, Any], ...]
     noise: float
+    # Of each group whether its first row is the default.
+    has_default: tuple[bool, ...] = ()
 
     @property
     def quality(self) -> Array:
@@ -87,6 +89,8 @@ class TrainingReport:
     figures: Mapping[Of, Mapping[str, Figures]]
     chosen: Mapping[Of, str]
     path: Path | None = None
+    # By ensemble, what comes of leaving the default where it is clearly behind.
+    choosing: Mapping[Of, Choosing] = field(default_factory=dict)
     # Scores of each row by models that have not seen its kernel, in the order of ``Rows``.
     scores: Mapping[Of, Array] = field(default_factory=dict, repr=False)
 
@@ -101,19 +105,27 @@ def rows_of(records: Sequence[Recorded]) -> Rows:
     ids, draft, nest, times, drafts = [], [], [], [], []
     controls: list[float] = []
     about: dict[str, tuple[str, str]] = {}
+    has_default: list[bool] = []
     for r in records:
         off = {(c.session, c.batch): abs(math.log(c.speedup)) for c in r.lines if c.control and c.speedup is not None}
         controls += off.values()
-        for line in sorted(r.lines, key=lambda line: line.group):
-            if line.control or off.get((line.session, line.batch), 0.0) > NOISY:
-                continue
+        quiet = [line for line in r.lines if off.get((line.session, line.batch), 0.0) <= NOISY]
+        # The default first, once a group, whose time is 1: others are measured in it.
+        for line in sorted(quiet, key=lambda line: (line.group, not line.control)):
             name = f"{r.head.workload} {r.head.target} {line.group}"
-            about[name] = (r.head.kernel, r.head.family)
+            if line.control and name in about:
+                continue
+            about.setdefault(name, (r.head.kernel, r.head.family))
+            if len(has_default) < len(about):
+                has_default.append(line.control)
             ids.append(name)
             draft.append(line.draft_row)
             nest.append(line.nest_row)
             drafts.append(line.draft)
-            times.append(math.inf if line.speedup is None else 1.0 / line.speedup)
+            if line.control:
+                times.append(1.0)
+            else:
+                times.append(math.inf if line.speedup is None else 1.0 / line.speedup)
     try:
         sizes = group_sizes(ids)
     except GroupError as error:
@@ -122,7 +134,7 @@ def rows_of(records: Sequence[Recorded]) -> Rows:
     features: dict[Of, Array] = {"draft": np.asarray(draft, np.float32), "nest": np.asarray(nest, np.float32)}
     kernels, families = zip(*(about[n] for n in names), strict=True)
     noise = float(np.median(controls)) if controls else 0.0
-    return Rows(features, np.asarray(times), tuple(sizes), kernels, families, tuple(drafts), noise)
+    return Rows(features, np.asarray(times), tuple(sizes), kernels, families, tuple(drafts), noise, tuple(has_default))
 
 
 def train(
@@ -161,9 +173,20 @@ def train(
     gap = float(np.exp(np.mean([np.log(max(_speedups(rows.times[s]))) for s in rows.spans()])))
     report = TrainingReport(
         kind, len(rows.times), len(default), int(np.isinf(rows.times).sum()), rows.noise, gap, holdout, found, chosen,
-        None, {of: by_form[of, chosen[of]] for of in ENSEMBLES},
+        None, {of: choosing(_beside_default(rows, by_form[of, chosen[of]])) for of in ENSEMBLES},
+        {of: by_form[of, chosen[of]] for of in ENSEMBLES},
     )  # fmt: skip
     return report if out is None else _written(rows, report, out, rounds, threads)
+
+
+def _beside_default(rows: Rows, scores: Array) -> list[tuple[Array, Array]]:
+    """Of each group that has one, scores and times, the default's first."""
+    found = []
+    for span, has_default in zip(rows.spans(), rows.has_default, strict=True):
+        timed = np.isfinite(rows.times[span])
+        if has_default and timed.sum() >= 2:
+            found.append((scores[span][timed], rows.times[span][timed]))
+    return found
 
 
 def _speedups(times: Array) -> list[float]:
@@ -241,7 +264,12 @@ def _written(rows: Rows, report: TrainingReport, out: Path, rounds: int, threads
     parts: dict[Of, dict[str, Any]] = {}
     for of in ENSEMBLES:
         held = {k: _rounded(v) for k, v in asdict(report.figures[of][report.chosen[of]]).items()}
-        parts[of] = {"training": {"form": report.chosen[of], "held_out": held}, **plain_trees(trees[of])}
+        margin = report.choosing[of].margin
+        told = {k: _rounded(v) for k, v in asdict(report.choosing[of]).items() if k != "margin"}
+        parts[of] = {
+            "training": {"form": report.chosen[of], "held_out": held, "choosing": told},
+            "margin": None if math.isinf(margin) else _rounded(margin), **plain_trees(trees[of]),
+        }  # fmt: skip
     text = rankers_text(report.kind, training, parts)
     if len(text) > MAX_BYTES:
         raise TrainingError(f"a model of {len(text)} bytes; {MAX_BYTES} are the most, so train fewer rounds")
@@ -277,6 +305,11 @@ def described(report: TrainingReport) -> str:
                 f"regret@8 {f.regret8:.3f} (median {f.median8:.3f})"
                 + ("  <- kept" if report.chosen[of] == form else "")
             )
+        c = report.choosing[of]
+        lines.append(
+            f"  {of:5} in the default's place where it is ahead by {c.margin:.3g}: {c.taken} of {c.groups}, all "
+            f"together {c.gain:.3f} times as fast, the slowest {c.worst:.2f}"
+        )
     if report.path is not None:
         lines.append(f"wrote {report.path}")
     return "\n".join(lines)

@@ -2,29 +2,52 @@
 
 from __future__ import annotations
 
+import math
+from typing import Protocol
+
 import numpy as np
 
+from ...ir.target import Target
 from ..schedule.schedule import Schedule
-from .features import draft_features
+from .features import draft_features, nest_features
 from .space import Space
 from .strategies import Ranker
 
-# Drafts that are scored; how far the first must be ahead of the default, in standard deviations of their scores; and
-# how many of them are replayed until one is legal.
-DRAFTS, CLEARLY, REPLAYS = 192, 0.5, 3
+# Drafts that are scored, those nearest to the default; how many of them are applied and scored as nests.
+DRAFTS, REPLAYS = 192, 6
 
 
-def chosen_by_model(space: Space, ranker: Ranker) -> Schedule | None:
-    """The schedule that ``ranker`` (of drafts) puts first, of those nearest to the default; None where that is the
-    default, or is not clearly ahead of it. Counts bound the time it takes, not a clock."""
-    drafts = list(dict.fromkeys([space.default(), *space.listed(DRAFTS)]))
-    scores = np.asarray(ranker.scores(draft_features(space, drafts)), np.float64)
-    if not np.isfinite(scores).all():
+class ChoosingRanker(Ranker, Protocol):
+    """A ranker that knows how far ahead of the default the best must be, for it to be faster on kernels it has not
+    seen."""
+
+    @property
+    def margin(self) -> float:
+        """In units of scores; infinite where no margin was enough."""
+        ...
+
+
+def chosen_by_model(space: Space, target: Target, drafts: Ranker, nests: ChoosingRanker) -> Schedule | None:
+    """The schedule that ``nests`` puts first, of those that ``drafts`` does; None where that is the default, or is not
+    clearly ahead of it. Counts bound the time it takes, not a clock."""
+    if not math.isfinite(nests.margin):
         return None
-    least = scores[0] + CLEARLY * scores.std()
-    ahead = [int(k) for k in np.argsort(-scores, kind="stable") if scores[k] > least]
-    for k in ahead[:REPLAYS]:
-        schedule = space.replayed(drafts[k])
+    default = space.replayed(space.default())
+    listed = [d for d in dict.fromkeys(space.listed(DRAFTS)) if d != space.default()]
+    if default is None or not listed:
+        return None
+    order = np.argsort(-np.asarray(drafts.scores(draft_features(space, listed)), np.float64), kind="stable")
+    schedules = [default]
+    for k in order[: 2 * REPLAYS]:
+        schedule = space.replayed(listed[int(k)])
         if schedule is not None:
-            return schedule
-    return None
+            schedules.append(schedule)
+        if len(schedules) > REPLAYS:
+            break
+    rows = np.stack([nest_features(s, target) for s in schedules])
+    scores = np.asarray(nests.scores(rows), np.float64)
+    best = int(np.argmax(scores))
+    return schedules[best] if scores[best] > scores[0] + nests.margin else None
+
+
+__all__ = ["ChoosingRanker", "chosen_by_model"]

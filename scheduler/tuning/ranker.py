@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -22,7 +23,7 @@ from .features import DRAFT_FEATURES, FEATURES_VERSION, NEST_FEATURES
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 Of: TypeAlias = Literal["draft", "nest"]
-SCHEMA, VERSION = "torch-mlc-tuning-ranker", 1
+SCHEMA, VERSION = "torch-mlc-tuning-ranker", 2
 FOLDER = Path(__file__).with_name("models")
 NAMES: Mapping[str, tuple[str, ...]] = {"draft": DRAFT_FEATURES, "nest": NEST_FEATURES}
 KINDS = ("cpu", "gpu")
@@ -48,6 +49,9 @@ class TreeRanker:
     children: Array
     value: Array
     is_leaf: Array = field(repr=False)
+    # How far a candidate's score must be above the default's for it to be faster, going by kernels that the model had
+    # not seen; infinite where that never was so.
+    margin: float = math.inf
 
     @staticmethod
     def load(path: Path, of: Of = "draft") -> TreeRanker:
@@ -157,7 +161,7 @@ def _ensemble(of: Of, body: Mapping[str, Any], part: Mapping[str, Any]) -> TreeR
     children = np.stack([left, right], axis=1).ravel()
     return TreeRanker(
         of, body["kind"], body["features_version"], NAMES[of], {**body["training"], **part["training"]}, roots, feature,
-        threshold, children, value, leaf,
+        threshold, children, value, leaf, math.inf if part["margin"] is None else float(part["margin"]),
     )  # fmt: skip
 
 
@@ -173,7 +177,7 @@ def content_hash(body: Mapping[str, Any]) -> str:
 
 def rankers_text(kind: str, training: Mapping[str, Any], ensembles: Mapping[Of, Mapping[str, Any]]) -> str:
     """The text of a file. ``ensembles`` have the arrays of their trees as lists, and facts about their training."""
-    parts = {of: {"features": [*NAMES[of]], **e} for of, e in ensembles.items()}
+    parts = {of: {"features": [*NAMES[of]], "margin": None, **e} for of, e in ensembles.items()}
     body: dict[str, Any] = {
         "schema": SCHEMA,
         "version": VERSION,

@@ -24,7 +24,7 @@ from torch_mlc.scheduler.rules import default_schedule
 from torch_mlc.scheduler.schedule.schedule import Schedule
 from torch_mlc.scheduler.schedule.trace import Trace
 from torch_mlc.scheduler.tuning.database import Database, Record
-from torch_mlc.scheduler.tuning.features import draft_features
+from torch_mlc.scheduler.tuning.features import draft_features, nest_features
 from torch_mlc.scheduler.tuning.race import Estimate
 from torch_mlc.scheduler.tuning.space import Space
 from torch_mlc.scheduler.tuning.tune import SearchResult
@@ -129,19 +129,26 @@ def test_who_chose_a_schedule_is_told(tmp_path: Path) -> None:
 class Favourite:
     """A model to which drafts are the better the larger one of their features is."""
 
-    def __init__(self, feature: int, ahead: float = 1.0) -> None:
-        self.feature, self.ahead, self.asked = feature, ahead, 0
+    def __init__(self, feature: int, margin: float = 0.0) -> None:
+        self.feature, self.margin, self.asked = feature, margin, 0
 
     def scores(self, features: np.ndarray) -> np.ndarray:
         self.asked += len(features)
-        return features[:, self.feature] * self.ahead
+        return features[:, self.feature]
 
 
-def differing() -> int:
-    """A feature in which a draft is above the default."""
-    space = Space(WIDE, cpu_target())
-    found = draft_features(space, [space.default(), *space.listed(100)])
-    return next(k for k in range(found.shape[1]) if found[1:, k].max() > found[0, k] + found[:, k].std())
+def differing() -> dict[str, Favourite]:
+    """Models to which some draft is ahead of the default: by a feature of drafts, and by one of nests among those that
+    are first by that."""
+    space, target = Space(WIDE, cpu_target()), cpu_target()
+    drafts = [space.default(), *space.listed(100)]
+    of_drafts = draft_features(space, drafts)
+    feature = next(k for k in range(of_drafts.shape[1]) if of_drafts[1:, k].max() > of_drafts[0, k])
+    first = [drafts[k] for k in np.argsort(-of_drafts[:, feature], kind="stable")]
+    nests = [s for d in (drafts[0], *first[:4]) if (s := space.replayed(d)) is not None]
+    of_nests = np.stack([nest_features(s, target) for s in nests])
+    other = next(k for k in range(of_nests.shape[1]) if of_nests[1:, k].max() > of_nests[0, k])
+    return {"draft": Favourite(feature), "nest": Favourite(other)}
 
 
 WIDE = parse("""
@@ -158,22 +165,23 @@ assert isinstance(WIDE, LoopNest)
 def test_the_model_picks_without_measuring(tmp_path: Path) -> None:
     """The same each time, and never with what this machine has measured."""
     database = Database(tmp_path / DATABASE)
-    favourite = Favourite(differing())
+    models = differing()
 
     def never(*args: object) -> None:
         raise AssertionError("nothing is measured")
 
     found = []
     for _ in range(2):
-        tuning = Tuning(database, None, PhaseTimer(), never, by_model=True, rankers=lambda target: {"draft": favourite})
+        tuning = Tuning(database, None, PhaseTimer(), never, by_model=True, rankers=lambda target: models)
         found.append(tuning.schedule("wide", WIDE, cpu_target()))
         assert tuning.choices["wide"].source is ChosenBy.MODEL
     assert found[0].nest == found[1].nest != default_schedule(WIDE, cpu_target()).nest
-    assert 0 < favourite.asked < 1000
-    indifferent = Favourite(differing(), ahead=0.0)
-    tuning = Tuning(database, None, PhaseTimer(), never, by_model=True, rankers=lambda target: {"draft": indifferent})
-    assert tuning.schedule("wide", WIDE, cpu_target()).nest == default_schedule(WIDE, cpu_target()).nest
-    assert tuning.choices["wide"].source is ChosenBy.DEFAULT
+    assert 0 < models["draft"].asked < 1000 and 0 < models["nest"].asked < 20
+    for margin in (1e9, float("inf")):
+        models["nest"].margin = margin
+        tuning = Tuning(database, None, PhaseTimer(), never, by_model=True, rankers=lambda target: models)
+        assert tuning.schedule("wide", WIDE, cpu_target()).nest == default_schedule(WIDE, cpu_target()).nest
+        assert tuning.choices["wide"].source is ChosenBy.DEFAULT
 
 
 def test_modes_say_what_is_asked(tmp_path: Path) -> None:

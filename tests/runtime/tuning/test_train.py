@@ -1,6 +1,7 @@
 """Training from recorded candidates: groups, what is left out, what is written, and what is refused."""
 
 import json
+import math
 import random
 
 import pytest
@@ -10,6 +11,7 @@ pytest.importorskip("lightgbm", reason="of the extra `tune`")
 import numpy as np
 
 from torch_mlc.runtime.tuning import boosting
+from torch_mlc.runtime.tuning.metrics import choosing
 from torch_mlc.runtime.tuning.records import Head, Line, Recorded, RecordsError, head_text, line_text, read_folder
 from torch_mlc.runtime.tuning.train import TrainingError, described, main, rows_of, train
 from torch_mlc.scheduler.tuning.features import DRAFT_FEATURES, NEST_FEATURES
@@ -21,7 +23,9 @@ WORKLOADS = 8
 def line(rng, batch, session="s", control=False, failed=False, ratio=None):
     draft = [rng.randrange(8) for _ in DRAFT_FEATURES]
     nest = [rng.randrange(8) for _ in NEST_FEATURES]
-    # Two features of each decide, and the others are noise.
+    # Two features of each decide, and the others are noise; the default takes 5 seconds.
+    if control:
+        draft[-3], nest[-5], draft[4] = 4, 0, 0
     seconds = 1.0 + draft[-3] + 2 * nest[-5] + 0.2 * draft[4]
     speedup = None if failed else (ratio or 1.0) if control else 5.0 / seconds
     plain = {"rule": "r", "params": {"n": rng.random()}, "edits": []}
@@ -73,7 +77,9 @@ def test_groups_are_workload_target_and_session(records):
     two = [line(random.Random(9), n // 8, session=s) for s in "ab" for n in range(10)]
     random.Random(0).shuffle(two)
     rows = rows_of([*records, Recorded(recorded(99).head, tuple(two))])
-    assert rows.sizes == (41,) * WORKLOADS + (10, 10)
+    assert rows.sizes == (42,) * WORKLOADS + (10, 10)
+    assert rows.has_default == (True,) * WORKLOADS + (False, False)
+    assert [rows.times[s.start] for s in rows.spans()][:WORKLOADS] == [1.0] * WORKLOADS
     for span in rows.spans():
         assert rows.quality[span].max() == 1
     assert np.isinf(rows.times).sum() == WORKLOADS
@@ -83,7 +89,7 @@ def test_groups_are_workload_target_and_session(records):
 def test_batches_whose_equals_differ_are_left_out():
     rng = random.Random(0)
     loud = [line(rng, 5) for _ in range(8)] + [line(rng, 5, control=True, ratio=1.3)]
-    assert rows_of([Recorded(recorded(0).head, (*recorded(0).lines, *loud))]).sizes == (41,)
+    assert rows_of([Recorded(recorded(0).head, (*recorded(0).lines, *loud))]).sizes == (42,)
 
 
 def test_kinds_are_not_mixed(records):
@@ -105,7 +111,7 @@ def test_a_model_is_kept_that_ranks_kernels_that_it_has_not_seen(tmp_path, recor
     scores = ranker.scores(np.array([x.nest_row for x in fresh.lines if x.speedup and not x.control]))
     speedups = [x.speedup for x in fresh.lines if x.speedup and not x.control]
     assert np.corrcoef(scores, speedups)[0, 1] > 0.4
-    assert ranker.training["rows"] == 41 * WORKLOADS
+    assert ranker.training["rows"] == 42 * WORKLOADS
     assert ranker.training["held_out"]["groups"] == WORKLOADS
 
 
@@ -135,3 +141,15 @@ def test_the_command_says_what_is_wrong_and_what_was_done(tmp_path, records, cap
     assert "on held-out kernels" in capsys.readouterr().out
     assert (tmp_path / "out" / "cpu.json").exists()
     assert main(["--nonsense"]) == 2
+
+
+def test_the_margin_is_what_held_out_kernels_say():
+    """Groups of scores and times, the default's first: the best by score is taken where it is ahead by the margin."""
+    times = np.array([1.0, 0.5, 2.0])
+    wins = [(np.array([0.0, 1.0 + k, 0.0]), times) for k in range(9)]
+    loses = [(np.array([0.0, 0.0, 0.5]), times)]
+    found = choosing(wins + loses)
+    assert found.margin == pytest.approx(0.75) and (found.taken, found.groups, found.worst) == (9, 10, 1.0)
+    assert found.gain == pytest.approx(2**0.9)
+    assert choosing(wins).margin == pytest.approx(0.5)
+    assert choosing(loses).margin == math.inf and choosing([(np.zeros(3), times)]).taken == 0
