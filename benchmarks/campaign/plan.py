@@ -16,7 +16,7 @@ INFERENCE, TRAINING = "inference", "training"
 # Files of tests that are marked for a GPU.
 GPU_TESTS = (
     "tests/runtime/triton/test_gpu.py", "tests/runtime/gpu/test_table.py", "tests/runtime/host/test_cuda_graphs.py",
-    "tests/dynamo_backend/host/test_copy_streams.py",
+    "tests/dynamo_backend/host/test_copy_streams.py", "tests/runtime/tuning/test_machine.py",
     "tests/dynamo_backend/host/test_gpu_threads.py", "tests/dynamo_backend/host/test_native_host_gpu.py",
     "tests/dynamo_backend/host/test_cuda_graphs.py", "tests/codegen/triton/test_functions.py",
     "tests/codegen/triton/rules/test_rules.py", "tests/codegen/triton/rules/test_contractions.py",

@@ -53,7 +53,7 @@ class Operand:
     the tensor, ``read`` those that it loads then, ``flops`` what an element costs to make. ``stop`` says why this
     reaches no further. ``is_wide`` where rows of all that is loaded start at multiples of 16 bytes, so that copies of
     tiles may be so wide, ``is_aligned`` where those of the tensor do. ``prologue`` is there where nothing is packed and
-    the product could make it.
+    the product could make it. ``is_given`` where no node of the graph makes it.
     """
 
     name: str
@@ -67,6 +67,7 @@ class Operand:
     is_wide: bool = True
     is_aligned: bool = True
     prologue: Prologue | None = None
+    is_given: bool = False
 
     @property
     def is_packed(self) -> bool:
@@ -329,7 +330,9 @@ class Products(MadeElements):
         found = hint(kind.nbytes)
         stop = "it costs too much to make for every use"
         aligned = is_aligned(kind, self.graph.symbols, typically=True)
-        whole = Operand(name, kind, plain, Factored(plain), found, found, 0, stop, self.is_wide(plain), aligned)
+        given = self.made.get(self.views.base(name)) is None
+        wide = self.is_wide(plain)
+        whole = Operand(name, kind, plain, Factored(plain), found, found, 0, stop, wide, aligned, None, given)
         if self.is_too_much(*self.weights.get(self.views.base(name), (0, 1))):
             return whole
         value = inliner.expand(self.views.resolve(plain, extents))
@@ -347,7 +350,7 @@ class Products(MadeElements):
         prologue = prologue_of(self, value, parts, found, read, extents, R0) if read >= found else None
         if prologue is None and read >= found and inliner.gathers:
             prologue = gathered_of(self, name, plain, extents, R0, len(self.products_of(name)))
-        return Operand(name, kind, plain, made, found, read, cost, stop, wide, aligned, prologue)
+        return Operand(name, kind, plain, made, found, read, cost, stop, wide, aligned, prologue, given)
 
     def products_of(self, name: str) -> list[Node]:
         """The products that read a tensor."""

@@ -88,12 +88,12 @@ def _is_small(p: LibraryProduct, machine: Machine) -> bool:
 
 def _few_rows(p: LibraryProduct, machine: Machine) -> tuple[float, float] | None:
     """The times of a product of plain matrices in our loops and in the faster library; None where these do not tell:
-    sizes that vary may be larger in the next call, a weight that a cache holds costs little to read, and an operand in
-    which no elements to be read are neighbours is for a library."""
+    sizes that vary may be larger in the next call, a weight that a cache holds or that the graph has just made costs
+    little to read, and an operand in which no elements to be read are neighbours is for a library."""
     if p.type.dtype is not DType.FLOAT32 or p.batch != 1 or not all(e.is_Integer for e in (*p.shape, p.depth)):
         return None
     (rows, other), (columns, weight) = sorted(((p.m, p.a), (p.n, p.b)), key=lambda side: side[0])
-    if weight.bytes <= machine.l2_bytes * machine.cores:
+    if not weight.is_given or weight.bytes <= machine.l2_bytes * machine.cores:
         return None
     along_sum, along_columns = (_step(o, R0) for o in (other, weight)), _columns_step(weight)
     if all(s == 1 for s in along_sum):

@@ -182,9 +182,9 @@ def test_no_terms_and_no_columns() -> None:
     assert compiled(torch.zeros(3, 4), int8(0, 4), torch.ones(0, 1)).shape == (3, 0)
 
 
-@pytest.mark.parametrize(("rows", "wide", "narrow"), [(1, 4, 4), (6, 1, 1), (16, 4, 1), (17, 1, 1), (20, 4, 1)])
+@pytest.mark.parametrize(("rows", "wide", "narrow"), [(1, 4, 4), (4, 6, 5), (6, 6, 5), (17, 6, 5)])
 def test_columns_share_rows_that_are_loaded_again(rows: int, wide: int, narrow: int) -> None:
-    """Where rows are in several blocks, and there are registers for the sums of four columns of a block."""
+    """As many columns as there are registers for the sums of them with a block of rows."""
     x, w, s = torch.zeros(rows, 64), int8(48, 64), torch.zeros(48, 1)
     (kernel,) = torch_mlc.explain(scaled_rows, x, w, s).kernels
     for width, columns in ((64, wide), (32, narrow)):

@@ -212,7 +212,7 @@ def test_a_layer_is_a_region_that_is_called() -> None:
     assert [i.name for i in fusion.graph.inputs] == [n.name for n in gm.graph.find_nodes(op="placeholder")]
 
 
-@pytest.mark.parametrize("options", [{"tune": 1}, {"memory_limit": 1 << 30}], ids=["tuned", "limited"])
+@pytest.mark.parametrize("options", [{"tune": True}, {"memory_limit": 1 << 30}], ids=["tuned", "limited"])
 def test_who_asks_of_each_layer_has_each_written_out(options: dict[str, Any]) -> None:
     (gm,) = graphs_of(residual, False, False, False)
     fusion = fused(gm, **options)

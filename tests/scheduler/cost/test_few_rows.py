@@ -85,3 +85,10 @@ def test_few_columns_are_few_rows() -> None:
     x, w = matrices(4)
     assert decided(lambda x, w: w @ x.t(), x, w).decomposed and decided(lambda x, w: w.t() @ x.t(), x, w).decomposed
     assert decided(lambda x, w: torch.mv(w, x[0]), x, w).decomposed
+
+
+def test_a_weight_that_the_graph_makes_is_in_a_cache() -> None:
+    """A gradient of a chunk's logits is read once, right behind the kernel that has made it."""
+    x, w = matrices(8)
+    assert decided(along, x, w).decomposed
+    assert not decided(lambda x, w: x @ torch.cumsum(w, 1).t(), x, w).decomposed
