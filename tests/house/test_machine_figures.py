@@ -90,7 +90,7 @@ ALLOWED = {
     "tuning/space.py": dict.fromkeys(("MAX_POINTS", "FIRST_RULE", "ANOTHER_EDIT", "MOST_EDITS", "_KEPT"), TEXT),
     "tuning/strategies.py": dict.fromkeys(
         ("MUTANTS", "REPLAYED", "BY_CHANCE", "PARENTS", "CROSSED", "PATIENCE", "BEAM", "NEIGHBOURS"), TEXT),
-    "tuning/model_choice.py": {"DRAFTS": TEXT, "CLEARLY": TEXT, "REPLAYS": TEXT},
+    "tuning/model_choice.py": {"DRAFTS": TEXT, "REPLAYS": TEXT},
     "tuning/race.py": {"CONFIDENCE": TEXT, "LEAST_GAIN": TEXT, "NOISES": TEXT, "TOGETHER": TEXT},
     "tuning/tune.py": dict.fromkeys(
         ("FIRST_ROUNDS", "MORE_ROUNDS", "FAR_BEHIND", "FINALISTS", "FINAL_ROUNDS", "AT_A_TIME", "MOST_ASKED",
