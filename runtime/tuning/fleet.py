@@ -16,7 +16,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -34,6 +34,7 @@ from ..targets import cpu_target, is_here, target_for
 from .machine import machine_facts, part_of
 from .measuring import measurer_for
 
+T = TypeVar("T")
 # Seconds for a worker to answer, how often schedules are given to another one, and seconds between two of those.
 LIMIT_SECONDS, TRIES, PAUSE_SECONDS = 600.0, 10, 0.2
 
@@ -105,11 +106,12 @@ class FleetMeasurer:
         texts = [c.trace.to_json() for c in candidates]
         if not self._default and texts:
             self._default = texts[0]
-            self._asked([[]], 0)  # says which part it is, before there are several
+            for _ in self._asked([[]], 0):  # says which part it is, before there are several
+                pass
         for piece, answer in self._asked(self._pieces(texts), 0):
             for text, code, failure in zip(piece, answer.codes[1:], answer.failures[1:], strict=True):
                 if failure is not None:
-                    self._keep(WorkerRun(checked_trace(text), answer.session, answer.key, None, None, failure.reason))
+                    self._keep(self._failed(text, answer, failure))
                     yield failure
                 else:
                     yield self._numbered(text, code)
@@ -122,8 +124,7 @@ class FleetMeasurer:
         """Seconds a call of each in so many rounds, as the first machine would have them: its default's, times the
         ratio of each round on the machine that ran it. Raises as ``enter`` does."""
         found: dict[int, list[float] | Failure] = {}
-        racing = [n for n in numbers if n != self._first]
-        pieces = [racing[k : k + self._batch] for k in range(0, len(racing), self._batch)]
+        pieces = self._pieces([n for n in numbers if n != self._first])
         texts = [[self._entered[n][0] for n in piece] for piece in pieces]
         for piece, (_, answer) in zip(pieces, self._asked(texts, rounds), strict=True):
             default, *others = answer.samples
@@ -133,7 +134,7 @@ class FleetMeasurer:
                 text = self._entered[n][0]
                 if failure is not None:
                     found[n] = failure
-                    self._keep(WorkerRun(checked_trace(text), answer.session, answer.key, None, None, failure.reason))
+                    self._keep(self._failed(text, answer, failure))
                     continue
                 found[n] = [self._reference * s / d for s, d in zip(samples, default, strict=False)]
                 self._keep(self._run(text, answer, samples, default))
@@ -161,14 +162,15 @@ class FleetMeasurer:
         self._entered[number] = text, code
         return Entered(number, code)
 
-    def _pieces(self, texts: Sequence[str]) -> list[list[str]]:
-        return [list(texts[k : k + self._batch]) for k in range(0, len(texts), self._batch)]
+    def _pieces(self, whole: Sequence[T]) -> list[list[T]]:
+        return [list(whole[k : k + self._batch]) for k in range(0, len(whole), self._batch)]
 
-    def _asked(self, pieces: Sequence[list[str]], rounds: int) -> list[tuple[list[str], _Answer]]:
-        """What workers answer, all at work at once."""
+    def _asked(self, pieces: Sequence[list[str]], rounds: int) -> Iterator[tuple[list[str], _Answer]]:
+        """What workers answer, all at work at once, each piece as soon as it is known."""
         begun = [self._submit(piece, rounds) for piece in pieces]
         try:
-            return [(p, self._answered(self._ask(p, rounds, f))) for p, f in zip(pieces, begun, strict=True)]
+            for piece, future in zip(pieces, begun, strict=True):
+                yield piece, self._answered(self._ask(piece, rounds, future))
         finally:
             for future in begun:
                 future.cancel()
@@ -214,6 +216,9 @@ class FleetMeasurer:
     def _run(self, text: str, answer: _Answer, samples: Sequence[float], default: Sequence[float]) -> WorkerRun:
         ratio = median(s / d for s, d in zip(samples, default, strict=False))
         return WorkerRun(checked_trace(text), answer.session, answer.key, median(samples), ratio)
+
+    def _failed(self, text: str, answer: _Answer, failure: Failure) -> WorkerRun:
+        return WorkerRun(checked_trace(text), answer.session, answer.key, None, None, failure.reason)
 
     def _keep(self, run: WorkerRun) -> None:
         self.runs.append(run)

@@ -56,15 +56,14 @@ def pack_convolutions(gm: fx.GraphModule, context: AtenContext) -> int:
         return 0
     hoist(graph, known)
     packed: dict[tuple[object, ...], fx.Node] = {}
-    done = 0
     for f in chosen:
         key = (f.weight, f.stride, f.padding, f.dilation, f.size)
         if key not in packed:
             packed[key] = _packed(graph, f)
-        done += _written(graph, f, packed[key])
+        _write(graph, f, packed[key])
     tidy(graph)
     graph.lint()
-    return done
+    return len(chosen)
 
 
 def _filters(node: fx.Node, known: set[fx.Node]) -> _Filters | None:
@@ -114,7 +113,7 @@ def _packed(graph: fx.Graph, f: _Filters) -> fx.Node:
     return node
 
 
-def _written(graph: fx.Graph, f: _Filters, packed: fx.Node) -> bool:
+def _write(graph: fx.Graph, f: _Filters, packed: fx.Node) -> None:
     """Write the call in the place of the convolution, with copies where images lie otherwise."""
     last = {"memory_format": torch.channels_last}
     with graph.inserting_before(f.node):
@@ -131,7 +130,6 @@ def _written(graph: fx.Graph, f: _Filters, packed: fx.Node) -> bool:
             new = out.call(aten.clone.default, new, memory_format=torch.contiguous_format)
     assert new.meta["val"].stride() == made.stride()
     f.node.replace_all_uses_with(new)
-    return True
 
 
 @cache
