@@ -49,3 +49,8 @@ def write_out() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=HANDLER)
+
+
+def counted(number: int, what: str, many: str = "") -> str:
+    """A number of things: "1 kernel", "2 kernels"."""
+    return f"{number} {what if number == 1 else many or what + 's'}"

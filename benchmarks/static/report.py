@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from torch_mlc.dynamo_backend.reports.report import KernelReport, Report
+from torch_mlc.dynamo_backend.reports.model_report import Report
+from torch_mlc.dynamo_backend.reports.report import KernelReport
 from torch_mlc.runtime.model.predict import Prediction
 
 from ..models.spec import Size

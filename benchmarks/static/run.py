@@ -19,7 +19,8 @@ import torch_mlc
 from torch_mlc.codegen.kernel import KernelSource
 from torch_mlc.dynamo_backend.compiling.kernels import emit
 from torch_mlc.dynamo_backend.compiling.lighter import fitting_code
-from torch_mlc.dynamo_backend.reports.report import KernelReport, Report
+from torch_mlc.dynamo_backend.reports.model_report import Report
+from torch_mlc.dynamo_backend.reports.report import KernelReport
 from torch_mlc.ir.target import Target, gpu_target
 from torch_mlc.runtime.compile.device_library import device_library
 from torch_mlc.runtime.compile.kernels import KernelCode, compile_source, kernel_store

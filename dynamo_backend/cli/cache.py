@@ -10,9 +10,10 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from ...runtime.cache.cache import DiskCache
+from ...runtime.plain_text import counted
 from .near import Commands, program_name, tell
 from .options import cache_folder_here
-from .tuned import counted, forget_tuned, summary, tuned_here
+from .tuned import forget_tuned, summary, tuned_here
 
 
 def cache_here() -> DiskCache:

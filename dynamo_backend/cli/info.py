@@ -12,10 +12,11 @@ from rich.table import Table
 
 from ... import __version__
 from ...ir.target import Target
+from ...runtime.plain_text import counted
 from ...runtime.targets import cpu_target, target_for
 from ..demo.train import cpp_compiler
 from .cache import cache_here
-from .tuned import counted, summary, tuned_here
+from .tuned import summary, tuned_here
 
 PACKAGES = ("torch", "triton", "llvmlite", "sympy", "numpy")
 

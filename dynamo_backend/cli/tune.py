@@ -14,13 +14,14 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from ...runtime.plain_text import counted
 from ...scheduler.schedule.overrides import SHORT
 from ...scheduler.tuning.database import Record, Told
 from ..compiling.tuning import DATABASE
 from .near import Commands, program_name, tell
 from .options import cache_folder_here
 from .tune_files import export, import_measurements, verify
-from .tuned import counted, database_here, duration, forget_tuned, speed, summary, tuned_here
+from .tuned import database_here, duration, forget_tuned, speed, summary, tuned_here
 
 # Measurements of one kernel on one target that `show` prints.
 _SHOWN = 12

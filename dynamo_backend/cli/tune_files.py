@@ -10,13 +10,14 @@ from typing import Any
 
 import click
 
+from ...runtime.plain_text import counted
 from ...runtime.tuning.locations import SUFFIX, LocationError, read_files, write_lines
 from ...scheduler.tuning.database import Database
 from ...scheduler.tuning.database.verify import Verified
 from ..compiling.tuning import DATABASE
 from .near import tell
 from .options import cache_folder_here
-from .tuned import counted, database_here, tuned_here
+from .tuned import database_here, tuned_here
 
 # Schedules between two signs of life, where somebody watches.
 _PROGRESS = 50

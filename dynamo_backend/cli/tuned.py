@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import click
 
+from ...runtime.plain_text import counted
 from ...runtime.tuning.machine import tuning_database
 from ...scheduler.error import DatabaseWarning
 from ...scheduler.tuning.database import Database, Tuned
@@ -38,11 +39,6 @@ def tuned_here() -> list[Tuned]:
         with database_here(predicted=predicted) as database:
             found += database.tuned() if database is not None else []
     return found
-
-
-def counted(number: int, what: str, many: str = "") -> str:
-    """A number of things: "1 kernel", "2 kernels"."""
-    return f"{number} {what if number == 1 else many or what + 's'}"
 
 
 def summary(tuned: list[Tuned]) -> str:

@@ -27,9 +27,11 @@ from ...scheduler.fusion.fusion import Fusion
 from ..compiling.compiled import CompiledGraph, Stages
 from ..compiling.kernels import KernelBuild
 from ..entry.backend import settings_of
+from ..reports.flow import flow_of
 from ..reports.graph_traffic import GraphTraffic, graph_traffic
 from ..reports.library_time import library_seconds
-from ..reports.report import GraphReport, KernelReport, LibraryReport, MissedFusion, Report
+from ..reports.model_report import Report
+from ..reports.report import GraphReport, KernelReport, LibraryReport, MissedFusion
 from ..reports.traffic import traffic_of
 from .compiled_model import asked_of
 from .compiled_run import run_and_compile
@@ -115,6 +117,7 @@ def report_of(compiled: CompiledGraph, target: Target | None = None) -> GraphRep
         compiled.python,
         stages.steps,
         compiled.recipe.results if compiled.recipe is not None else (),
+        flow_of(stages.fusion.graph, stages.program),
     )
 
 

@@ -1,4 +1,4 @@
-"""What ``torch_mlc.explain`` tells: every kernel, library call and missed fusion of a model, as objects and as text.
+"""What ``torch_mlc.explain`` tells: every kernel, library call and missed fusion of a graph, as objects and as text.
 
 Texts that are meant to be printed are such that standard output can show them.
 """
@@ -18,12 +18,13 @@ from ...ir.target import Target
 from ...ir.text.printer import show
 from ...runtime.frozen.recipe import KeptResult
 from ...runtime.machine_code.issue import IssueReport, issue_report
-from ...runtime.model.predict import Prediction, microseconds
-from ...runtime.plain_text import readable
+from ...runtime.model.predict import Prediction
+from ...runtime.plain_text import counted, readable
 from ...runtime.triton.compile import GpuBinary
 from ...runtime.triton.report import ResourceReport
 from ...scheduler.schedule.overrides import SHORT, workload_of
 from ...scheduler.schedule.trace import Trace
+from .flow import Flow
 from .graph_traffic import GraphTraffic
 from .predicted_run import PredictedRun, predicted_run
 from .prediction import predicted
@@ -195,7 +196,7 @@ class GraphReport:
     """One graph: ``peak_bytes`` is the memory it holds at most beyond its inputs, in size symbols; ``times`` seconds by
     phase; ``traffic`` the bytes of one run, library calls among them. ``python`` says what of a host program that was
     to be machine code is not, and why; ``steps`` are what was done, in order. ``frozen`` is what is computed once and
-    kept beside the parameters."""
+    kept beside the parameters; ``flow`` are the calls of one run in their order."""
 
     name: str
     target: str
@@ -210,6 +211,7 @@ class GraphReport:
     python: str = ""
     steps: tuple[StepRecord, ...] = field(default=(), repr=False)
     frozen: tuple[KeptResult, ...] = field(default=(), repr=False)
+    flow: Flow = field(default=Flow(), repr=False)
 
     @property
     def fallbacks(self) -> tuple[KernelReport, ...]:
@@ -226,7 +228,10 @@ class GraphReport:
         width = max((len(name) for _, name, _ in found), default=0)
         lines = [f"  {'step':{width}}  {'level':8}  {'ms':>7}  {'before':>6}  {'after':>6}"]
         for (level, name, _), steps in found.items():
-            ms, many = sum(s.seconds for s in steps) * 1e3, f"  of {_kernels(len(steps))}" if steps[0].of else ""
+            ms, many = (
+                sum(s.seconds for s in steps) * 1e3,
+                f"  of {counted(len(steps), 'kernel')}" if steps[0].of else "",
+            )
             before, after = sum(s.before for s in steps), sum(s.after for s in steps)
             lines.append(f"  {name:{width}}  {level:8}  {ms:>7.2f}  {before or '':>6}  {after:>6}{many}")
         return "\n".join(lines)
@@ -258,8 +263,9 @@ class GraphReport:
     def __str__(self) -> str:
         calls = sum(c.calls for c in self.libraries)
         head = (
-            f"{self.name} for {self.target}: {self.launches} kernel launches ({len(self.kernels)} kernels), "
-            f"{calls} library calls, peak memory {bytes_text(self.typical_peak)}"
+            f"{self.name} for {self.target}: {counted(self.launches, 'kernel launch', 'kernel launches')} "
+            f"({counted(len(self.kernels), 'kernel')}), {counted(calls, 'library call')}, "
+            f"peak memory {bytes_text(self.typical_peak)}"
         )
         symbols = f" = {self.peak_bytes} bytes" if self.peak_bytes.free_symbols else ""
         t = self.traffic
@@ -373,57 +379,6 @@ class GraphBreak:
         return f"graph break: {told}" + (f"\n  at {self.line}" if self.line else "")
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """Every graph of a model, in the order in which they were compiled; ``str`` is the summary.
-
-    ``breaks`` say why there are several, where there are. ``unmatched`` are the schedules of
-    ``options={"schedules": …}`` that are for none of the kernels. ``capture_s`` are the seconds of Dynamo, AOTAutograd,
-    and eager's run of the model in between; each graph has its own phases.
-    """
-
-    graphs: tuple[GraphReport, ...]
-    unmatched: tuple[str, ...] = ()
-    capture_s: float = 0.0
-    breaks: tuple[GraphBreak, ...] = ()
-
-    @property
-    def script(self) -> str:
-        """The schedules of all kernels as one script, to be edited and given to ``options={"schedules": path}``."""
-        parts = dict.fromkeys(k.script for k in self.kernels if k.script)
-        return "\n\n\n".join(["import torch_mlc", *parts]) + "\n"
-
-    @property
-    def kernels(self) -> tuple[KernelReport, ...]:
-        """The kernels of all graphs."""
-        return tuple(k for g in self.graphs for k in g.kernels)
-
-    @property
-    def fallbacks(self) -> tuple[KernelReport, ...]:
-        """The kernels of all graphs that did not compile."""
-        return tuple(k for g in self.graphs for k in g.fallbacks)
-
-    @property
-    def predicted_seconds(self) -> float | None:
-        """What all graphs are predicted to take on a GPU, once each; None where that is not known of one."""
-        found = [g.predicted.seconds for g in self.graphs]
-        known = [s for s in found if s is not None]
-        return sum(known) if known and len(known) == len(found) else None
-
-    def show(self, details: bool = False) -> str:
-        """The text of every graph; with ``details`` everything that is known."""
-        return "\n\n".join(g.show(details) for g in self.graphs)
-
-    def __str__(self) -> str:
-        hint = "More: report.show(details=True); report.kernels[0].source, .schedule, .loops; report.graphs[0].program"
-        missed = [f"{o} is for no kernel here" for o in self.unmatched]
-        last = hint if self.graphs else "no graph: nothing was compiled"
-        spent = [f"Dynamo and AOTAutograd took {self.capture_s * 1e3:.0f} ms"] if self.capture_s else []
-        total = self.predicted_seconds if len(self.graphs) > 1 else None
-        spent += [f"All graphs are predicted to take {microseconds(total)}"] if total is not None else []
-        return readable("\n\n".join([*map(str, self.graphs), *map(str, self.breaks), *spent, *missed, last]))
-
-
 def _origin(kernel: KernelReport) -> str:
     if not kernel.lines:
         return ", ".join(kernel.ops)
@@ -438,10 +393,6 @@ def bytes_text(n: float) -> str:
             return f"{n:.0f} {unit}" if unit == "B" or n >= 100 else f"{n:.1f} {unit}"
         n /= 1024
     return f"{n:.1f} GiB"
-
-
-def _kernels(count: int) -> str:
-    return f"{count} kernel{'s' * (count != 1)}"
 
 
 def _count(n: float) -> str:

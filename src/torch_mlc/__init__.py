@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .dynamo_backend.entry.modules import compile, from_fx
     from .dynamo_backend.explaining.explain import explain
     from .dynamo_backend.patterns.register import register_pattern
+    from .dynamo_backend.reports.page.compare import compare
     from .ir.expr.formula import Formula
     from .ir.expr.intrinsics import register_intrinsic
     from .ir.graph.graph import IRModule
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Formula", "IRModule", "MemoryStats", "NoConversion", "OptionError", "Options", "Registration", "RegistrationError",
-    "Rule", "Schedule", "ScheduleError", "Trace", "__version__", "compile", "empty_cache", "explain", "from_fx",
+    "Rule", "Schedule", "ScheduleError", "Trace", "__version__", "compare", "compile", "empty_cache", "explain", "from_fx",
     "load_cache_artifacts", "memory_stats", "parse", "register_converter", "register_intrinsic", "register_pass",
     "register_pattern", "register_rule", "schedule", "show",
 ]  # fmt: skip
@@ -50,6 +51,7 @@ _HOME = {
     "Schedule": "scheduler.schedule.schedule",
     "ScheduleError": "scheduler.error",
     "Trace": "scheduler.schedule.trace",
+    "compare": "dynamo_backend.reports.page.compare",
     "compile": "dynamo_backend.entry.modules",
     "empty_cache": "runtime.pool.pool",
     "explain": "dynamo_backend.explaining.explain",

@@ -14,7 +14,8 @@ from torch_mlc import __version__
 from torch_mlc.dynamo_backend.cli.cache import ago
 from torch_mlc.dynamo_backend.cli.main import COMMANDS, cli, main
 from torch_mlc.dynamo_backend.compiling.tuning import DATABASE
-from torch_mlc.dynamo_backend.reports.report import GraphBreak, Report
+from torch_mlc.dynamo_backend.reports.model_report import Report
+from torch_mlc.dynamo_backend.reports.report import GraphBreak
 from torch_mlc.ir.target import Target, gpu_target
 from torch_mlc.runtime.cache.cache import DiskCache, Entry
 from torch_mlc.runtime.cache.fingerprint import environment_fingerprint

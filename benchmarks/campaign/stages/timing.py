@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torch_mlc
-from torch_mlc.dynamo_backend.reports.report import Report
+from torch_mlc.dynamo_backend.reports.model_report import Report
 
 from ..cases import NamedKernel
 from ..clock import Timed, timed

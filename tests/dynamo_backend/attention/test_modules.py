@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import torch_mlc
-from torch_mlc.dynamo_backend.reports.report import Report
+from torch_mlc.dynamo_backend.reports.model_report import Report
 
 HEADS, WIDTH = 4, 64
 STRICT = {"strict": True}

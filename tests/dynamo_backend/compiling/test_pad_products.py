@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torch_mlc
-from torch_mlc.dynamo_backend.reports.report import Report
+from torch_mlc.dynamo_backend.reports.model_report import Report
 from torch_mlc.scheduler.passes.products import pad_products as padding
 
 pytest.importorskip("triton")

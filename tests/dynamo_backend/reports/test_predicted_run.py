@@ -7,8 +7,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torch_mlc
 from torch_mlc.dynamo_backend.reports.library_time import product_rate
+from torch_mlc.dynamo_backend.reports.model_report import Report
 from torch_mlc.dynamo_backend.reports.predicted_run import PredictedRun
-from torch_mlc.dynamo_backend.reports.report import Report
 from torch_mlc.ir.expr.dtypes import DType
 from torch_mlc.ir.target import gpu_target
 from torch_mlc.runtime.model.predict import Prediction

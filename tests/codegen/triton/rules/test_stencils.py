@@ -15,7 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torch_mlc
 from torch_mlc.codegen.triton import emit_triton
-from torch_mlc.dynamo_backend.reports.report import KernelReport, Report
+from torch_mlc.dynamo_backend.reports.model_report import Report
+from torch_mlc.dynamo_backend.reports.report import KernelReport
 from torch_mlc.ir.expr.symbols import SymbolTable
 from torch_mlc.ir.machine import Machine
 from torch_mlc.ir.nest.loops import LoopNest
