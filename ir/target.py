@@ -106,6 +106,12 @@ class Target:
         """What it has and how fast it is: what was found of it, over the figures of the usual part."""
         return _machine(self)
 
+    @property
+    def rates(self) -> tuple[float, float]:
+        """Bytes and floating-point operations a second that all of its cores together reach at most."""
+        machine, cores = self.machine, 1 if self.is_gpu else self.cores
+        return machine.bandwidth * cores * 1e9, max(machine.float32, machine.matmul) * cores * 1e9
+
     def __str__(self) -> str:
         return f"{self.kind}:{self.arch}" if self.is_gpu else self.kind
 

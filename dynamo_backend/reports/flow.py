@@ -34,16 +34,16 @@ class FlowCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Flow:
+class CallFlow:
     """The calls of a graph in the order in which they run; ``results`` are those of which the caller gets a result."""
 
     calls: tuple[FlowCall, ...] = ()
     results: tuple[int, ...] = ()
 
 
-def flow_of(graph: Graph, program: HostProgram) -> Flow:
+def flow_of(graph: Graph, program: HostProgram) -> CallFlow:
     """The flow of a fused graph whose regions are written out, and of the program that runs it."""
-    reader = _Reader({i.name for i in graph.inputs if isinstance(i, Input)})
+    reader = _FlowReader({i.name for i in graph.inputs if isinstance(i, Input)})
     for node in graph.nodes:
         match node:
             case View():
@@ -54,11 +54,11 @@ def flow_of(graph: Graph, program: HostProgram) -> Flow:
             case CallTensor() | Library():
                 reader.call(node)
     given = {k for o in graph.outputs if isinstance(o, str) for k in reader.makers.get(o, ())}
-    return Flow(_with_memory(reader.calls, program), tuple(sorted(given)))
+    return CallFlow(_with_memory(reader.calls, program), tuple(sorted(given)))
 
 
 @dataclass(slots=True)
-class _Reader:
+class _FlowReader:
     """``makers`` are the calls that a value comes from: one, or of memory that several calls write, all of them."""
 
     inputs: set[str]

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ... import __version__
 from ...runtime.model.predict import microseconds
 from ...runtime.plain_text import counted, readable
 from .page.data import report_data
@@ -80,7 +79,7 @@ class Report:
     def to_json(self, indent: int | None = None) -> str:
         """Everything that is told, as JSON for other programs: bytes, seconds and texts. ``schema`` changes with the
         fields."""
-        return json.dumps(report_data(self, __version__), indent=indent)
+        return json.dumps(report_data(self), indent=indent)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the report to a file: a page for a browser (``.html``), JSON (``.json``) or text (``.txt``).
@@ -95,7 +94,7 @@ class Report:
 
     def to_html(self) -> str:
         """The page as text."""
-        return page_of(report_data(self, __version__), str(self))
+        return page_of(report_data(self), str(self))
 
     def _repr_html_(self) -> str:
         """The page in a frame, for notebooks."""

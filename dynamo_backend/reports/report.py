@@ -24,7 +24,7 @@ from ...runtime.triton.compile import GpuBinary
 from ...runtime.triton.report import ResourceReport
 from ...scheduler.schedule.overrides import SHORT, workload_of
 from ...scheduler.schedule.trace import Trace
-from .flow import Flow
+from .flow import CallFlow
 from .graph_traffic import GraphTraffic
 from .predicted_run import PredictedRun, predicted_run
 from .prediction import predicted
@@ -211,7 +211,7 @@ class GraphReport:
     python: str = ""
     steps: tuple[StepRecord, ...] = field(default=(), repr=False)
     frozen: tuple[KeptResult, ...] = field(default=(), repr=False)
-    flow: Flow = field(default=Flow(), repr=False)
+    flow: CallFlow = field(default=CallFlow(), repr=False)
 
     @property
     def fallbacks(self) -> tuple[KernelReport, ...]:

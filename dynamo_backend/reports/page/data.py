@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from importlib.metadata import version
 from typing import Any, Protocol
 
 from ....ir.target import Target
@@ -33,12 +34,12 @@ class _Told(Protocol):
     def breaks(self) -> Sequence[GraphBreak]: ...
 
 
-def report_data(report: _Told, version: str) -> dict[str, Any]:
+def report_data(report: _Told) -> dict[str, Any]:
     """All of a report as dictionaries, lists, texts and numbers. Times are seconds, memory is bytes; None where a
     figure is not known."""
     return {
         "schema": SCHEMA,
-        "version": version,
+        "version": version("torch-mlc"),
         "capture_seconds": report.capture_s,
         "breaks": [{"reason": b.reason, "line": b.line} for b in report.breaks],
         "unmatched": list(report.unmatched),
@@ -128,10 +129,8 @@ def _library(c: LibraryReport) -> dict[str, Any]:
 
 
 def _roof(target: Target | None) -> dict[str, Any] | None:
-    """What the machine can do at most, in bytes and operations a second: of a CPU all cores that kernels use."""
+    """What the machine can do at most, in bytes and operations a second."""
     if target is None:
         return None
-    machine = target.machine
-    cores = 1 if target.is_gpu else target.cores
-    rate = max(machine.float32, machine.matmul) * cores
-    return {"name": str(target), "bandwidth": machine.bandwidth * cores * 1e9, "operations": rate * 1e9}
+    bandwidth, operations = target.rates
+    return {"name": str(target), "bandwidth": bandwidth, "operations": operations}
