@@ -34,14 +34,14 @@ class FlowCall:
 
 
 @dataclass(frozen=True, slots=True)
-class CallFlow:
+class RunFlow:
     """The calls of a graph in the order in which they run; ``results`` are those of which the caller gets a result."""
 
     calls: tuple[FlowCall, ...] = ()
     results: tuple[int, ...] = ()
 
 
-def flow_of(graph: Graph, program: HostProgram) -> CallFlow:
+def flow_of(graph: Graph, program: HostProgram) -> RunFlow:
     """The flow of a fused graph whose regions are written out, and of the program that runs it."""
     reader = _FlowReader({i.name for i in graph.inputs if isinstance(i, Input)})
     for node in graph.nodes:
@@ -54,7 +54,7 @@ def flow_of(graph: Graph, program: HostProgram) -> CallFlow:
             case CallTensor() | Library():
                 reader.call(node)
     given = {k for o in graph.outputs if isinstance(o, str) for k in reader.makers.get(o, ())}
-    return CallFlow(_with_memory(reader.calls, program), tuple(sorted(given)))
+    return RunFlow(_with_memory(reader.calls, program), tuple(sorted(given)))
 
 
 @dataclass(slots=True)

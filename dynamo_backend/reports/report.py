@@ -24,7 +24,7 @@ from ...runtime.triton.compile import GpuBinary
 from ...runtime.triton.report import ResourceReport
 from ...scheduler.schedule.overrides import SHORT, workload_of
 from ...scheduler.schedule.trace import Trace
-from .flow import CallFlow
+from .flow import RunFlow
 from .graph_traffic import GraphTraffic
 from .predicted_run import PredictedRun, predicted_run
 from .prediction import predicted
@@ -211,7 +211,7 @@ class GraphReport:
     python: str = ""
     steps: tuple[StepRecord, ...] = field(default=(), repr=False)
     frozen: tuple[KeptResult, ...] = field(default=(), repr=False)
-    flow: CallFlow = field(default=CallFlow(), repr=False)
+    flow: RunFlow = field(default=RunFlow(), repr=False)
 
     @property
     def fallbacks(self) -> tuple[KernelReport, ...]:

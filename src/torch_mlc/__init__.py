@@ -34,8 +34,8 @@ __version__ = "0.1.0"
 __all__ = [
     "Formula", "IRModule", "MemoryStats", "NoConversion", "OptionError", "Options", "Registration", "RegistrationError",
     "Rule", "Schedule", "ScheduleError", "Trace", "__version__", "compare", "compile", "empty_cache", "explain",
-    "from_fx", "load_cache_artifacts", "memory_stats", "parse", "register_converter", "register_intrinsic", "register_pass",
-    "register_pattern", "register_rule", "schedule", "show",
+    "from_fx", "load_cache_artifacts", "memory_stats", "parse", "register_converter", "register_intrinsic",
+    "register_pass", "register_pattern", "register_rule", "schedule", "show",
 ]  # fmt: skip
 
 _HOME = {

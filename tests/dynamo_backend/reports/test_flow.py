@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import torch_mlc
-from torch_mlc.dynamo_backend.reports.flow import CallFlow
+from torch_mlc.dynamo_backend.reports.flow import RunFlow
 
 Tensor = torch.Tensor
 
@@ -36,7 +36,7 @@ def joined(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return torch.sort(both, 1).values, both.exp()
 
 
-def flow_of(model: Callable[..., Any], *inputs: Tensor, training: bool = False) -> list[tuple[CallFlow, int]]:
+def flow_of(model: Callable[..., Any], *inputs: Tensor, training: bool = False) -> list[tuple[RunFlow, int]]:
     return [(g.flow, g.typical_peak) for g in torch_mlc.explain(model, *inputs, training=training).graphs]
 
 
