@@ -38,7 +38,10 @@ def library_call(b: Builder, fn: str, *args: Val) -> Val:
 
 
 def _width(b: Builder, dtype: DType) -> int:
-    """Lanes of the vector that Sleef's functions of this machine take; 0 where torch has none."""
+    """Lanes of the vector that Sleef's functions of this machine take; 0 where torch has none, or it is not to be
+    called."""
+    if not b.sleef:
+        return 0
     bits = 512 if "avx512f" in b.features else 256 if "avx2" in b.features else 0
     return bits // (dtype.itemsize * 8)
 

@@ -22,7 +22,7 @@ _COUNT, _PLACE = DType.INT32, DType.INT64
 
 
 def _check(ctx: ImportContext, x: Tensor, length: sympy.Expr) -> None:
-    short = length.is_Integer and length <= LONGEST
+    short = (length.is_Integer and length <= LONGEST) or not ctx.calls_libraries(x.device)
     if not short or not x.device.startswith("cpu"):
         raise NoConversion(LIBRARY_REASONS[str(ctx.node.target)])
 

@@ -24,7 +24,8 @@ def flash_attention_for_cpu(
     if ctx.used() - {0}:
         raise NoConversion(f"{LIBRARY}; its log-sum-exp is read")
     # Graphs that were traced on a CPU are compiled for GPUs too, by explain among others.
-    if not query.device.startswith("cpu") or dropout_p or ctx.numerics == "eager":
+    eager = ctx.numerics == "eager" and ctx.calls_libraries(query.device)
+    if not query.device.startswith("cpu") or dropout_p or eager:
         raise NoConversion(LIBRARY)
     if attn_mask is not None and (is_causal or not attn_mask.dtype.is_float):
         raise NoConversion(f"{LIBRARY}; two masks, or one that is not added")
@@ -32,7 +33,7 @@ def flash_attention_for_cpu(
     if not width.is_Integer or value.shape[3] != width or query.shape[1] != key.shape[1]:
         raise NoConversion(f"{LIBRARY}; heads of several widths or numbers")
     faster, told = _decision(ctx, query, key, bool(is_causal))
-    if not faster:
+    if not faster and ctx.calls_libraries(query.device):
         raise NoConversion(f"{LIBRARY}: {told}")
     factor = float(int(width) ** -0.5 if scale is None else scale)
     return _written_out(ctx, query, key, value, factor, is_causal, attn_mask), None
