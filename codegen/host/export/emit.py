@@ -20,7 +20,7 @@ from ..steps.resolve import resolve
 from ..steps.resolved import DropArena, Forget, HoldArena, Let, LookAt, Pointer, PointTo, Rename, RunKernel, Take
 from ..steps.step import BindSize, CallLibrary, HostStep, MakeView, Return
 from ..steps.write_out_loops import write_out_loops
-from .results import CopyResult, TakeResult, place_results, row_major
+from .results import CopyOver, CopyResult, TakeResult, place_results, row_major, write_copies
 
 # The words of numbers that a kernel tells of a wrong index in, behind its arguments.
 _STATUS = 4
@@ -42,12 +42,13 @@ class ExportedHost:
     launches: tuple[str, ...]
 
 
-def plan_export(program: HostProgram, types: Sequence[TensorType]) -> HostProgram:
-    """The program with its results, of these types, in the caller's memory and all else in the arena, resolved.
+def plan_export(program: HostProgram, types: Mapping[str, TensorType], results: Sequence[TensorType]) -> HostProgram:
+    """The program with its ``results``, of these types, in the caller's memory and all else in the arena, resolved.
+    ``types`` are those of all its tensors.
 
     Raises EmitError and ArenaError for what has no place in either.
     """
-    program = place_all(place_results(write_out_loops(program), types))
+    program = place_all(place_results(write_out_loops(write_copies(program, types)), results))
     check_arena(program)
     return replace(resolve(program), arena=program.arena)
 
@@ -59,20 +60,19 @@ def emit_export(
     inputs: Sequence[str],
     weights: Mapping[str, int],
     sizes: Sequence[sympy.Symbol],
-    names: Mapping[str, str],
 ) -> ExportedHost:
     """The function ``entry`` of a program that ``plan_export`` has planned::
 
         i32 @entry(ptr %inputs, ptr %results, ptr %weights, ptr %sizes, ptr %arena, ptr %status)
 
     ``inputs`` are the program's arguments in the order of the array, ``weights`` the places of the others in theirs,
-    ``sizes`` the symbols for which the array has the dimensions that they are read off, and ``names`` what kernels are
-    called by their variables.
+    and ``sizes`` the symbols for which the array has the dimensions that they are read off. Kernels are functions of
+    the names under which the program has them.
     Raises EmitError for steps that only a process of Python's can do.
     """
     places = {name: ("inputs", k) for k, name in enumerate(inputs)}
     places |= {name: ("weights", k) for name, k in weights.items()}
-    return _Emitter(Code(program.name), program, places, tuple(sizes), names).emit(entry)
+    return _Emitter(Code(program.name), program, places, tuple(sizes)).emit(entry)
 
 
 @dataclass(slots=True)
@@ -84,7 +84,6 @@ class _Emitter:
     program: HostProgram
     places: Mapping[str, tuple[str, int]]
     sizes: tuple[sympy.Symbol, ...]
-    names: Mapping[str, str]
     at: dict[str, str] = field(default_factory=dict)
     kernels: dict[str, None] = field(default_factory=dict)
     launches: list[str] = field(default_factory=list)
@@ -117,8 +116,12 @@ class _Emitter:
                 self.at[name] = self.address(source)
             case RunKernel(use) if use.by_pointer and use.grid is None:
                 self.launch(step)
-            case CopyResult():
-                self.copy(step)
+            case CopyResult(source, kind, position):
+                target = self.b.load("results", position, "ptr")
+                self.copy(target, row_major(kind.shape), self.address(source), kind)
+            case CopyOver(name, target, source, kind, given):
+                self.at[name] = self.address(target)
+                self.copy(self.at[name], kind.strides, self.address(source), given)
             case CallLibrary(node) if node.target == MADE_SIZE:
                 self.b.known[sympy.Symbol(node.names[0], integer=True, nonnegative=True)] = self.b.size(node.args[0])
             case Forget():
@@ -158,7 +161,7 @@ class _Emitter:
     # --- kernels ------------------------------------------------------------------------------------------------------
 
     def launch(self, step: RunKernel) -> None:
-        name = self.names[step.use.kernel]
+        name = step.use.kernel
         self.kernels[name] = None
         count = 0
         for count, argument in enumerate(step.arguments, 1):
@@ -194,12 +197,10 @@ class _Emitter:
 
     # --- copies -------------------------------------------------------------------------------------------------------
 
-    def copy(self, step: CopyResult) -> None:
-        """Element by element, in the order of the result; at once where both lie alike."""
-        kind, source = step.type, self.address(step.source)
-        target = self.b.load("results", step.position, "ptr")
-        wanted = row_major(kind.shape)
-        if all(n == 1 or sympy.expand(s - w) == 0 for n, s, w in zip(kind.shape, kind.strides, wanted, strict=True)):
+    def copy(self, target: str, wanted: Sequence[sympy.Expr], source: str, kind: TensorType) -> None:
+        """Element by element, in the order of dimensions; at once where both are row-major."""
+        rows = row_major(kind.shape)
+        if all(n == 1 or (_is(s, r) and _is(w, r)) for n, s, w, r in zip(kind.shape, kind.strides, wanted, rows, strict=True)):
             nbytes = self.b.size(kind.nbytes)
             self.b.line(f"call void @llvm.memmove.p0.p0.i64(ptr {target}, ptr {source}, i64 {nbytes}, i1 false)")
             return
@@ -255,3 +256,7 @@ class _Emitter:
             "}",
             "",
         ])  # fmt: skip
+
+
+def _is(a: sympy.Expr, b: sympy.Expr) -> bool:
+    return bool(sympy.expand(a - b) == 0)

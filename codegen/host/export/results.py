@@ -1,4 +1,4 @@
-"""Where the results of an exported program lie: in the caller's memory, where kernels write them.
+"""Where the results of an exported program lie: in the caller's memory, where kernels write them; and copies as steps.
 
 A result that is a whole allocation of the program's, dense and row-major, takes the caller's memory in that place. What
 else is returned (an input, a part of something, a layout of another kind, the same tensor twice) is copied at the end.
@@ -6,16 +6,19 @@ else is returned (an input, a part of something, a layout of another kind, the s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import sympy
 
-from ....ir.graph.graph import TensorType
+from ....ir.graph.graph import Library, Node, Ref, TensorType
+from ....ir.graph.rename import Naming
 from ...kernel import EmitError
 from ..memory.liveness import storage_bytes
 from ..steps.program import HostProgram
-from ..steps.step import Allocate, Facts, HostStep, MakeView, Return, Reuse, WriteOver
+from ..steps.step import Allocate, CallLibrary, Facts, HostStep, MakeView, Repeat, Return, Reuse, WriteOver
+
+COPY = "aten::copy_.default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,49 @@ class CopyResult(HostStep):
 
     def told(self) -> Facts:
         return Facts(reads=(self.source,), sizes=(*self.type.shape, *self.type.strides))
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOver(HostStep):
+    """Copy what ``source`` of a type is over ``target``, which is ``name`` from there on."""
+
+    name: str
+    target: str
+    source: str
+    type: TensorType
+    source_type: TensorType
+
+    def told(self) -> Facts:
+        return Facts(
+            reads=(self.target, self.source), makes=(self.name,), shares=((self.name, self.target),),
+            sizes=(*self.type.shape, *self.type.strides, *self.source_type.strides),
+        )  # fmt: skip
+
+    def renamed(self, name: Naming) -> HostStep:
+        return replace(self, name=name(self.name), target=name(self.target), source=name(self.source))
+
+
+def write_copies(program: HostProgram, types: Mapping[str, TensorType]) -> HostProgram:
+    """The program with calls of torch's ``copy_`` between tensors of one kind as steps of its own."""
+
+    def step_of(step: HostStep) -> HostStep:
+        match step:
+            case Repeat():
+                return replace(step, steps=tuple(map(step_of, step.steps)))
+            case CallLibrary(node) if copied(node, types):
+                target, source = (a.name for a in node.args[:2])
+                return CopyOver(node.names[0], target, source, types[target], types[source])
+        return step
+
+    return replace(program, steps=tuple(map(step_of, program.steps)))
+
+
+def copied(node: Node, types: Mapping[str, TensorType]) -> bool:
+    """Whether a node copies elements as they are over a tensor of the same shape."""
+    if not isinstance(node, Library) or node.target != COPY or not all(isinstance(a, Ref) for a in node.args[:2]):
+        return False
+    target, source = (types[a.name] for a in node.args[:2])
+    return target.dtype == source.dtype and target.shape == source.shape
 
 
 def row_major(shape: Sequence[sympy.Expr]) -> tuple[sympy.Expr, ...]:
@@ -101,7 +147,7 @@ class _Memory:
                 self.root[name], self.offset[name], self.types[name] = name, sympy.S.Zero, kind
             case MakeView(name, _, source, offset):
                 self.share(name, source, offset)
-            case Reuse(name, source) | WriteOver(name, source):
+            case Reuse(name, source) | WriteOver(name, source) | CopyOver(name, source):
                 self.share(name, source, sympy.S.Zero)
 
     def share(self, name: str, source: str, offset: sympy.Expr) -> None:
