@@ -58,7 +58,11 @@ class SizesOf:
 
     def seen(self, exprs: Iterable[sympy.Expr]) -> tuple[sympy.Expr, ...]:
         """Expressions in the sizes that callers know."""
-        return tuple(e.xreplace(dict(self.known)) for e in exprs)
+        return tuple(self._seen(e) for e in exprs)
+
+    def _seen(self, expr: sympy.Expr) -> sympy.Expr:
+        whole = {b.scale * b.symbol + b.shift: read for b, read in zip(self.bindings, self.symbols, strict=True)}
+        return whole.get(expr, expr.xreplace(dict(self.known)))
 
 
 def guards_of(conditions: Iterable[sympy.Basic], sizes: SizesOf) -> tuple[Guard, ...]:

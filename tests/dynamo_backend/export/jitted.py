@@ -43,14 +43,14 @@ class Jitted:
         def value(expr: Any) -> int:
             return int(expr.xreplace(sizes))
 
+        for guard in function.guards:
+            assert guard.condition.xreplace(sizes) == True, guard.sentence  # noqa: E712
         for given, spec in zip(tensors, function.inputs, strict=True):
             assert tuple(given.shape) == tuple(map(value, spec.shape)), (spec, given.shape)
             strides = zip(given.stride(), map(value, spec.strides), given.shape, strict=True)
             assert all(a == b or n == 1 for a, b, n in strides) or not given.numel(), (spec, given.stride())
         for s, (low, high) in function.ranges.items():
             assert low <= sizes[s] and (high is None or sizes[s] <= high), (s, sizes[s])
-        for guard in function.guards:
-            assert guard.condition.xreplace(sizes) == True, guard.sentence  # noqa: E712
         kinds = [(spec.dtype.torch, tuple(map(value, spec.shape))) for spec in function.results]
         blocks = [_guarded(torch.empty(shape, dtype=kind).nbytes) for kind, shape in kinds]
         arena = _guarded(value(function.arena))
