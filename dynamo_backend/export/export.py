@@ -29,11 +29,11 @@ Programs = ExportedProgram | Mapping[str, ExportedProgram]
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """A model that is ready to be written: ``weights`` are bytes in the order of memory, by name, ``signatures`` what
+    """A model that is ready to be written: ``weights`` are elements by name, ``signatures`` what
     Python's callers know of each function, ``hosts`` what was printed of it."""
 
     model: ExportedModel
-    weights: Mapping[str, np.ndarray] = field(repr=False)
+    weights: Mapping[str, np.ndarray[Any, Any]] = field(repr=False)
     signatures: Mapping[str, Any]
     hosts: Mapping[str, ExportedHost] = field(repr=False)
 

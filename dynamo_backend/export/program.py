@@ -24,7 +24,7 @@ from ..importing.decompositions import whole_ops
 from ..importing.regions import attribute
 from ..tracing.origins import origins_of
 from .decompositions import export_decompositions
-from .errors import Refusal, refuse
+from .errors import ExportError, Refusal, refuse
 from .names import result_names
 
 aten = torch.ops.aten
@@ -71,8 +71,7 @@ class Program:
 
 def read_program(name: str, program: ExportedProgram) -> Program:
     """The graph of a program of ``torch.export``. Raises ExportError for a signature that a library cannot have."""
-    with whole_ops():
-        program = program.run_decompositions(export_decompositions())
+    program = _decomposed(name, program)
     gm, signature = program.graph_module, program.graph_signature
     nodes = {n.name: n for n in gm.graph.find_nodes(op="placeholder")}
     weights: dict[str, str] = {}
@@ -114,6 +113,21 @@ def read_program(name: str, program: ExportedProgram) -> Program:
         name, gm, inputs, weights, tensors, frozenset(written), tuple(arguments), answers, in_spec, out_spec, ranges,
         [_ours(c) for c in conditions], parameters,
     )  # fmt: skip
+
+
+def _decomposed(name: str, program: ExportedProgram) -> ExportedProgram:
+    try:
+        with whole_ops():
+            return program.run_decompositions(export_decompositions())
+    except AssertionError as error:  # torch's own passes take no state that overlaps
+        weights = {**program.constants, **program.state_dict}
+        storages: dict[int, list[str]] = {}
+        for given, value in weights.items():
+            if isinstance(value, Tensor):
+                storages.setdefault(value.untyped_storage()._cdata, []).append(given)
+        together = [" and ".join(names) for names in storages.values() if len(names) > 1]
+        told = f"; {', '.join(together)} lie in the same memory: let the model have one tensor and view it" if together else ""
+        raise ExportError(f"torch.export cannot take {name} apart: {error}{told}") from error
 
 
 def _tensors(program: ExportedProgram, weights: Mapping[str, str]) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -70,9 +71,9 @@ class WeightTable:
             )
         return tuple(found)
 
-    def arrays(self, weights: Sequence[Weight]) -> Mapping[str, np.ndarray]:
-        """The elements in the order of memory, as bytes."""
-        return {w.name: _memory(self.tensors[w.name]) for w in weights}
+    def arrays(self, weights: Sequence[Weight]) -> Mapping[str, np.ndarray[Any, Any]]:
+        """The elements, of the shapes and strides of the weights."""
+        return {w.name: _array(self.tensors[w.name], w) for w in weights}
 
     def _check_memory(self, names: Mapping[str, None]) -> None:
         storages: dict[int, list[str]] = {}
@@ -101,7 +102,13 @@ def _is_same(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and a.stride() == b.stride() and a.shape == b.shape and _memory(a).tobytes() == _memory(b).tobytes()
 
 
-def _memory(tensor: Tensor) -> np.ndarray:
+def _array(tensor: Tensor, weight: Weight) -> np.ndarray[Any, Any]:
+    flat = _memory(tensor).view(weight.dtype.numpy)
+    strides = [s * weight.dtype.itemsize for s in weight.strides]
+    return np.lib.stride_tricks.as_strided(flat, weight.shape, strides)
+
+
+def _memory(tensor: Tensor) -> np.ndarray[Any, Any]:
     """The bytes of a tensor that leaves no gaps, in the order of memory."""
     plain = tensor.resolve_neg().detach()
     flat = plain.as_strided((plain.numel(),), (1,)) if _is_dense(plain) else plain.reshape(-1)

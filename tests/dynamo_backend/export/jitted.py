@@ -6,6 +6,7 @@ import ctypes
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -72,8 +73,8 @@ def _guarded(nbytes: int) -> Tensor:
 
 
 def _memory(array: Any) -> Tensor:
-    block = _guarded(array.nbytes)[: array.nbytes]
-    return block.copy_(torch.from_numpy(array.reshape(-1)))
+    rows = np.lib.stride_tricks.as_strided(array, (array.size,), (array.itemsize,)).view(np.uint8)
+    return _guarded(array.nbytes)[: array.nbytes].copy_(torch.from_numpy(rows))
 
 
 def _array(values: list[int]) -> Any:

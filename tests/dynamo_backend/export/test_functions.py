@@ -162,6 +162,24 @@ def test_what_is_made_of_weights_alone_is_a_weight() -> None:
         agree(jitted.call(x), model(x))
 
 
+def test_weights_of_other_types_and_layouts() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.low = nn.Parameter(torch.randn(6, 4).to(torch.bfloat16).t())
+            self.register_buffer("flags", torch.tensor([True, False, True, True]))
+            self.register_buffer("table", torch.arange(24).view(2, 3, 4).transpose(0, 2).contiguous().transpose(0, 2))
+            self.lengths = torch.tensor([3, 1, 2, 5], dtype=torch.int16)
+
+        def forward(self, x: Tensor) -> Any:
+            return x * self.low.float(), x.sum(1) * self.flags, self.table.sum(0) + self.lengths, self.lengths + 1
+
+    model, x = Model(), torch.randn(4, 6)
+    jitted = exported(model, x, options={"freeze": False})
+    with torch.no_grad():
+        agree(jitted.call(x), model(x))
+
+
 def test_a_wrong_index_is_told_with_its_launch() -> None:
     class Model(nn.Module):
         def forward(self, x: Tensor, i: Tensor) -> Tensor:
