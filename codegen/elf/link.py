@@ -82,7 +82,8 @@ class _Linker:
         symbols = 1 + len(resolved.imports) + len(resolved.exported)
         made = {
             ".note.gnu.build-id": Part(".note.gnu.build-id", READ, SHF_ALLOC, 4, SHT_NOTE, size=16 + _BUILD_ID),
-            ".hash": Part(".hash", READ, SHF_ALLOC, 8, SHT_HASH, 4, ".dynsym", size=len(hash_table(["x"] * (symbols - 1)))),
+            ".hash": Part(".hash", READ, SHF_ALLOC, 8, SHT_HASH, 4, ".dynsym",
+                          size=len(hash_table(["x"] * (symbols - 1)))),
             ".dynsym": Part(".dynsym", READ, SHF_ALLOC, 8, SHT_DYNSYM, SYMBOL.size, ".dynstr", 1,
                             SYMBOL.size * symbols),
             ".dynstr": Part(".dynstr", READ, SHF_ALLOC, 1, SHT_STRTAB, size=len(strings.data)),
@@ -92,7 +93,7 @@ class _Linker:
             ".dynamic": Part(".dynamic", RELRO, SHF_ALLOC | SHF_WRITE, 8, SHT_DYNAMIC, DYNAMIC.size, ".dynstr", 0,
                              DYNAMIC.size * (len(self.needed) + 12)),
             ".got": Part(".got", RELRO, SHF_ALLOC | SHF_WRITE, 16,
-                         size=8 * len(resolved.slots) + 16 * len(resolved.threads)),
+                         size=8 * len(resolved.slots) + 16 * (len(resolved.threads) + resolved.module)),
         }  # fmt: skip
         # In each segment the tables of the linker stand before the sections of the objects, code after them.
         parts = sorted(
@@ -128,7 +129,8 @@ class _Linker:
 
     @property
     def dynamic_fixes(self) -> int:
-        return len(self.resolved.slots) + len(self.resolved.threads) + len(self.resolved.pointers)
+        r = self.resolved
+        return len(r.slots) + len(r.threads) + r.module + len(r.pointers)
 
     def program_headers(self, parts: list[Part]) -> int:
         loads = len({p.segment for p in parts})
@@ -176,6 +178,8 @@ class _Linker:
         for d in self.resolved.threads:
             addend = 0 if machine.thread_words else addresses.thread_offset(d)
             others.append((addresses.thread(d), machine.thread, addend))
+        if self.resolved.module:
+            others.append((addresses.module, machine.thread, 0))
         return b"".join(RELA.pack(*r) for r in (*sorted(relative), *others)), len(relative)
 
     def finish(self, out: bytearray, parts: list[Part], segments: list[ElfSegment], addresses: _Addresses) -> None:
@@ -261,7 +265,12 @@ class _Addresses:
         return part.address + part.members[use.owner, use.section] + use.fix.offset
 
     def slot(self, target: Target) -> int:
-        return self.parts[".got"].address + 16 * len(self.resolved.threads) + 8 * self.resolved.slots.index(target)
+        before = 16 * (len(self.resolved.threads) + self.resolved.module)
+        return self.parts[".got"].address + before + 8 * self.resolved.slots.index(target)
+
+    @property
+    def module(self) -> int:
+        return self.parts[".got"].address + 16 * len(self.resolved.threads)
 
     def thread(self, d: Definition) -> int:
         return self.parts[".got"].address + 16 * self.resolved.threads.index(d)
@@ -276,6 +285,10 @@ class _Addresses:
             return self.slot(target)
         if wants is Wants.THREAD and isinstance(target, Definition):
             return self.thread(target)
+        if wants is Wants.MODULE:
+            return self.module
+        if wants is Wants.THREAD_OFFSET and isinstance(target, Definition):
+            return self.thread_offset(target)
         if isinstance(target, Import):
             if wants is Wants.CALL:
                 number = self.resolved.jumps.index(target)

@@ -18,6 +18,8 @@ class Wants(enum.Enum):
     POINTER = "the symbol, as 64 bits that the loader may have to fill in"
     SLOT = "a place of the offset table that holds the symbol's address"
     THREAD = "two places of the offset table, by which the symbol of this thread is found"
+    MODULE = "two places of the offset table, by which this library's memory of this thread is found"
+    THREAD_OFFSET = "the symbol's distance from the begin of that memory"
     NOTHING = "nothing: it marks an instruction"
 
 
@@ -148,15 +150,16 @@ X86_64 = ElfMachine(
         4: FixKind("R_X86_64_PLT32", Wants.CALL, _NEAR),
         9: FixKind("R_X86_64_GOTPCREL", Wants.SLOT, _NEAR),
         19: FixKind("R_X86_64_TLSGD", Wants.THREAD, _NEAR),
+        20: FixKind("R_X86_64_TLSLD", Wants.MODULE, _NEAR),
+        21: FixKind("R_X86_64_DTPOFF32", Wants.THREAD_OFFSET, _word(4, relative=False)),
         24: FixKind("R_X86_64_PC64", Wants.SYMBOL, _word(8, relative=True)),
         41: FixKind("R_X86_64_GOTPCRELX", Wants.SLOT, _NEAR),
         42: FixKind("R_X86_64_REX_GOTPCRELX", Wants.SLOT, _NEAR),
     },
     refused={
         10: "R_X86_64_32, an absolute address of 32 bits,", 11: "R_X86_64_32S, an absolute address of 32 bits,",
-        20: "R_X86_64_TLSLD, thread-local memory by local-dynamic,", 22: "R_X86_64_GOTTPOFF, thread-local memory of "
-        "a program,", 23: "R_X86_64_TPOFF32, thread-local memory of a program,", 25: "R_X86_64_GOTOFF64",
-        26: "R_X86_64_GOTPC32",
+        22: "R_X86_64_GOTTPOFF, thread-local memory of a program,",
+        23: "R_X86_64_TPOFF32, thread-local memory of a program,", 25: "R_X86_64_GOTOFF64", 26: "R_X86_64_GOTPC32",
     },
 )  # fmt: skip
 

@@ -43,8 +43,9 @@ class Resolved:
     """Objects whose symbols are known.
 
     ``uses`` are all relocations, in order. ``slots`` and ``threads`` are what needs one place, or two, of the offset
-    table, ``jumps`` the imports that code calls, ``pointers`` the words of data that hold addresses; each in the order
-    in which they are met, so that equal objects give equal libraries.
+    table, ``module`` whether the library's thread-local memory as a whole needs two, ``jumps`` the imports that code
+    calls, ``pointers`` the words of data that hold addresses; each in the order in which they are met, so that equal
+    objects give equal libraries.
     """
 
     machine: ElfMachine
@@ -54,6 +55,7 @@ class Resolved:
     uses: list[Use] = field(default_factory=list)
     slots: list[Target] = field(default_factory=list)
     threads: list[Definition] = field(default_factory=list)
+    module: bool = False
     jumps: list[Import] = field(default_factory=list)
     pointers: list[Use] = field(default_factory=list)
     imports: list[Import] = field(default_factory=list)
@@ -143,8 +145,9 @@ def _note(found: Resolved, use: Use, where: str) -> None:
                 f"{where}: {use.kind.name} takes the address of {target.name} as if this library had it; another has"
             )
     is_thread_local = isinstance(target, Definition) and found.symbol(target).kind == STT_TLS
-    if (wants is Wants.THREAD) != is_thread_local and wants is not Wants.NOTHING:
-        told = "of memory of the process" if wants is Wants.THREAD else "of thread-local memory"
+    of_threads = wants in (Wants.THREAD, Wants.MODULE, Wants.THREAD_OFFSET)
+    if of_threads != is_thread_local and wants is not Wants.NOTHING:
+        told = "of memory of the process" if of_threads else "of thread-local memory"
         raise ElfError(f"{where}: {use.kind.name} {told}, or thread-local memory of another library")
     if wants is Wants.SLOT or (wants is Wants.CALL and is_import):
         _once(found.slots, target)
@@ -152,6 +155,7 @@ def _note(found: Resolved, use: Use, where: str) -> None:
         _once(found.jumps, target)
     if wants is Wants.THREAD and isinstance(target, Definition):
         _once(found.threads, target)
+    found.module |= wants is Wants.MODULE
     if wants is Wants.POINTER:
         section = found.section(use)
         if not section.is_writable or section.is_thread_local:
