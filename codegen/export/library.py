@@ -98,11 +98,21 @@ class ExportedFunction:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelVariant:
+    """The kernels of a model once more, for processors that can do more. They have the names of the model's."""
+
+    target: Target
+    kernels: tuple[KernelSource, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ExportedModel:
     """A model that becomes a library.
 
     ``name`` is an identifier of C and the prefix of what the library exports. Each of ``kernels`` is LLVM IR that
-    defines ``void NAME(int64_t *arguments)`` for ``target``.
+    defines ``void NAME(int64_t *arguments)`` for ``target``, the least processor that the library runs on.
+    ``variants`` are tried before them when the library is opened, in their order. ``machine`` is the instruction set,
+    "x86-64" or "aarch64".
     """
 
     name: str
@@ -110,3 +120,5 @@ class ExportedModel:
     weights: tuple[Weight, ...]
     kernels: tuple[KernelSource, ...]
     target: Target
+    variants: tuple[KernelVariant, ...] = ()
+    machine: str = "x86-64"
