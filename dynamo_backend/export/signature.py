@@ -24,7 +24,9 @@ def signature_of(program: Program) -> dict[str, Any]:
             f"{program.name} takes or returns an object that cannot be written down: {error}; use tuples, lists and "
             "dicts of tensors"
         ) from error
+    positional, named = program.in_spec.child(0), program.in_spec.child(1)
     return {
+        "plain": not named.num_children and all(c.is_leaf() for c in positional.children()),
         "parameters": list(program.parameters),
         "arguments": [_leaf(a) for a in program.arguments],
         "in_spec": specs[0],
@@ -65,7 +67,6 @@ def _ordered(
     positional, named = spec.child(0), spec.child(1)
     wanted = list(named.context)
     count, names = positional.num_children, signature["parameters"]
-    moved = dict(zip(names[len(args) :], [None] * max(len(names) - len(args), 0)))
     args = list(args)
     while len(args) < count and len(args) < len(names) and names[len(args)] in kwargs:
         name = names[len(args)]
@@ -74,7 +75,6 @@ def _ordered(
     if len(args) > count and names:
         extra = dict(zip(names[count : len(args)], args[count:]))
         args, kwargs = args[:count], {**extra, **kwargs}
-    del moved
     return args, {n: kwargs[n] for n in wanted if n in kwargs} | {n: v for n, v in kwargs.items() if n not in wanted}
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torch_mlc.codegen.export.library import ExportedFunction
-from torch_mlc.dynamo_backend.export.export import Assembled
+from torch_mlc.dynamo_backend.export.assemble import Assembled
 from torch_mlc.runtime.cpu import LoadedObject, compile_object, load_object
 
 _GUARD = 64  # bytes behind the arena and each result that nobody may touch

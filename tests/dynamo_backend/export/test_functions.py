@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.export import Dim, export
 
 from tests.dynamo_backend.export.jitted import Jitted
-from torch_mlc.dynamo_backend.export.export import assemble
+from torch_mlc.dynamo_backend.export.assemble import assemble
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 

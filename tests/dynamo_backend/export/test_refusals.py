@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.export import Dim, export
 
 from torch_mlc.dynamo_backend.export.errors import ExportError
-from torch_mlc.dynamo_backend.export.export import assemble
+from torch_mlc.dynamo_backend.export.assemble import assemble
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
