@@ -4,8 +4,11 @@ its weights as inputs and its state written in place."""
 from __future__ import annotations
 
 import operator
+import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import sympy
@@ -28,6 +31,8 @@ from .errors import ExportError, Refusal, refuse
 from .names import result_names
 
 aten = torch.ops.aten
+# Where torch's own lines are.
+_TORCH = f'File "{Path(torch.__file__).parent}{os.sep}'
 _WEIGHTS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 _MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, OutputKind.USER_INPUT_MUTATION)
 
@@ -73,6 +78,7 @@ def read_program(name: str, program: ExportedProgram) -> Program:
     """The graph of a program of ``torch.export``. Raises ExportError for a signature that a library cannot have."""
     program = _decomposed(name, program)
     gm, signature = program.graph_module, program.graph_signature
+    _keep_users_lines(gm)
     nodes = {n.name: n for n in gm.graph.find_nodes(op="placeholder")}
     weights: dict[str, str] = {}
     arguments: list[str | Constant] = []
@@ -113,6 +119,16 @@ def read_program(name: str, program: ExportedProgram) -> Program:
         name, gm, inputs, weights, tensors, frozenset(written), tuple(arguments), answers, in_spec, out_spec, ranges,
         [_ours(c) for c in conditions], parameters,
     )  # fmt: skip
+
+
+def _keep_users_lines(gm: fx.GraphModule) -> None:
+    """Let nodes tell of the innermost line that is not torch's own, as those of Dynamo's graphs do."""
+    for node in gm.graph.nodes:
+        if (trace := node.meta.get("stack_trace")) and _TORCH in trace:
+            frames = re.split(r'(?m)^(?=  File ")', trace)
+            while len(frames) > 1 and _TORCH in frames[-1]:
+                frames.pop()
+            node.meta["stack_trace"] = "".join(frames) if len(frames) > 1 or _TORCH not in frames[-1] else trace
 
 
 def _decomposed(name: str, program: ExportedProgram) -> ExportedProgram:
