@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from .signature import signature_of
 from .weights import WeightTable
 
 # Programs by the names of their functions; one alone is "forward".
-Programs = ExportedProgram | Mapping[str, ExportedProgram]
+Programs: TypeAlias = ExportedProgram | Mapping[str, ExportedProgram]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def assemble(
         raise ExportError(f"libraries are made for the processor at hand, targets=('host',), and not for {targets!r}")
     if libraries:
         raise ExportError(f"libraries= names none that exported models can call yet, so {libraries!r} cannot be used")
-    functions = dict(program) if isinstance(program, Mapping) else {"forward": program}
+    functions: dict[str, ExportedProgram] = dict(program) if isinstance(program, Mapping) else {"forward": program}
     for function in functions:
         if identifier(function) != function or not function or function[0].isdigit():
             raise ExportError(f"a function of a library is called by an identifier of C, and {function!r} is none")

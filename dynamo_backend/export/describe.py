@@ -49,6 +49,5 @@ def _function(f: ExportedFunction) -> dict[str, Any]:
 
 
 def _tensor(s: TensorSpec) -> dict[str, Any]:
-    return {
-        "name": s.name, "dtype": s.dtype.value, "shape": [str(e) for e in s.shape], "strides": [str(e) for e in s.strides]
-    }  # fmt: skip
+    shape, strides = ([str(e) for e in row] for row in (s.shape, s.strides))
+    return {"name": s.name, "dtype": s.dtype.value, "shape": shape, "strides": strides}

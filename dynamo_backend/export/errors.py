@@ -32,7 +32,11 @@ def refuse(name: str, refusals: Iterable[Refusal]) -> None:
     found = list(dict.fromkeys(refusals))
     if not found:
         return
-    count = "an operation that a library cannot do" if len(found) == 1 else f"{len(found)} operations that a library cannot do"
+    count = (
+        "an operation that a library cannot do"
+        if len(found) == 1
+        else f"{len(found)} operations that a library cannot do"
+    )
     told = "".join(f"\n  {r}" for r in found)
     raise ExportError(
         f"{name} has {count}, since nothing but kernels of its own is in it:{told}\n"

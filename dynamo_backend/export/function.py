@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import sympy
-
-from ...codegen.export.library import ExportedFunction, Guard, TensorSpec
+from ...codegen.export.library import ExportedFunction, TensorSpec
 from ...codegen.host.bind_sizes import bind_sizes
 from ...codegen.host.build import build_host_program
 from ...codegen.host.export.emit import ExportedHost, emit_export, plan_export
 from ...codegen.host.export.results import copied, row_major
 from ...codegen.host.steps.lines import with_lines
 from ...codegen.host.steps.program import HostProgram
-from ...codegen.host.steps.step import BindSize
 from ...codegen.kernel import KernelSource
 from ...ir.errors import MlcError
 from ...ir.graph.graph import MADE_SIZE, CallTensor, Graph, Input, Library, TensorType, every_node
@@ -55,7 +52,9 @@ class KernelPool:
         """The name under which the pool has a kernel."""
         plain = _renamed(source.text, source.name, "")
         if plain not in self._names:
-            name = next(n for k in range(len(self.sources) + 1) if (n := source.name + f"_{k}" * (k > 0)) not in self.sources)
+            name = next(
+                n for k in range(len(self.sources) + 1) if (n := source.name + f"_{k}" * (k > 0)) not in self.sources
+            )
             self.sources[name] = replace(source, name=name, text=_renamed(source.text, source.name, name))
             self._names[plain] = name
         return self._names[plain]
@@ -138,7 +137,13 @@ def build_function(program: Program, options: Options, frozen: Mapping[str, str]
     except MlcError as error:
         raise ExportError(f"{name} cannot be exported: {error}") from error
     bindings, lost = bind_sizes(graph)
-    wanted = {s for i in graph.inputs if isinstance(i, Input) for e in (*i.type.shape, *i.type.strides) for s in e.free_symbols}
+    wanted = {
+        s
+        for i in graph.inputs
+        if isinstance(i, Input)
+        for e in (*i.type.shape, *i.type.strides)
+        for s in e.free_symbols
+    }
     if missing := lost & wanted:
         told = ", ".join(sorted(s.name for s in missing))
         raise ExportError(f"{name}: no dimension of an input tells the size {told}")
@@ -192,7 +197,9 @@ def _kernels(plan: Plan, job: Job, pool: KernelPool) -> dict[str, Any]:
             refusals.append(Refusal(ops, first.source if first is not None else "", str(error)))
             continue
         names = [s.name for s in what.symbols.symbols]
-        uses[function] = source_use(source, pool.enter(source), tuple(map(names.index, source.symbols)), table=what.table)
+        uses[function] = source_use(
+            source, pool.enter(source), tuple(map(names.index, source.symbols)), table=what.table
+        )
     refuse(job.name, refusals)
     return uses
 

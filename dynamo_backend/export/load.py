@@ -191,7 +191,9 @@ def _check(name: str, tensors: Sequence[Any], told: LibraryFunction) -> None:
         if not isinstance(t, Tensor):
             raise CallError(f"{name}: {spec.name} is of type {type(t).__name__}; it has to be a tensor of {spec.dtype}")
         if not t.is_cpu or t.layout is not torch.strided or t.is_neg() or t.is_conj():
-            what = f"on {t.device}" if not t.is_cpu else f"{t.layout}" if t.layout is not torch.strided else "a lazy view"
+            what = (
+                f"on {t.device}" if not t.is_cpu else f"{t.layout}" if t.layout is not torch.strided else "a lazy view"
+            )
             raise CallError(f"{name}: {spec.name} is {what}; it has to be plain memory of the CPU (.cpu().clone())")
         if t.dtype is not DType(spec.dtype).torch:
             raise CallError(f"{name}: {spec.name} is of {t.dtype}; it has to be of {DType(spec.dtype).torch}")

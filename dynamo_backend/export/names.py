@@ -12,7 +12,9 @@ def result_names(spec: pytree.TreeSpec) -> list[str]:
     leaves = pytree.tree_flatten_with_path(pytree.tree_unflatten(list(range(spec.num_leaves)), spec))[0]
     found: list[str] = []
     for path, _ in leaves:
-        name = identifier("_".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", "")))) for key in path))
+        name = identifier(
+            "_".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", "")))) for key in path)
+        )
         name = f"result_{name}".rstrip("_") if not name or name[0].isdigit() else name
         while name in found:
             name += "_"

@@ -1,5 +1,5 @@
-"""A program of ``torch.export`` as the ATen graph that is compiled: taken apart by the backend's own decompositions, with
-its weights as inputs and its state written in place."""
+"""A program of ``torch.export`` as the ATen graph that is compiled: taken apart by the backend's own decompositions,
+with its weights as inputs and its state written in place."""
 
 from __future__ import annotations
 
@@ -142,7 +142,11 @@ def _decomposed(name: str, program: ExportedProgram) -> ExportedProgram:
             if isinstance(value, Tensor):
                 storages.setdefault(value.untyped_storage()._cdata, []).append(given)
         together = [" and ".join(names) for names in storages.values() if len(names) > 1]
-        told = f"; {', '.join(together)} lie in the same memory: let the model have one tensor and view it" if together else ""
+        told = (
+            f"; {', '.join(together)} lie in the same memory: let the model have one tensor and view it"
+            if together
+            else ""
+        )
         raise ExportError(f"torch.export cannot take {name} apart: {error}{told}") from error
 
 
@@ -213,7 +217,9 @@ def _lift_constants(gm: fx.GraphModule, weights: dict[str, str], tensors: dict[s
         value = attribute(gm, str(node.target))
         if not isinstance(value, Tensor) or value.numel() == 1:
             continue
-        name = next(n for n in (str(node.target), *(f"{node.target}_{k}" for k in range(len(tensors) + 1))) if n not in tensors)
+        name = next(
+            n for n in (str(node.target), *(f"{node.target}_{k}" for k in range(len(tensors) + 1))) if n not in tensors
+        )
         with gm.graph.inserting_before(next(iter(gm.graph.nodes))):
             given = gm.graph.placeholder(f"c_{node.name}")
         given.meta.update(node.meta)
@@ -274,7 +280,11 @@ def _take_assertions(gm: fx.GraphModule) -> list[sympy.Basic]:
     for node in list(gm.graph.find_nodes(op="call_function", target=aten._assert_tensor_metadata.default)):
         gm.graph.erase_node(node)  # element types do not vary
     for node in reversed(list(gm.graph.nodes)):
-        if node.op == "call_function" and not node.users and getattr(node.target, "__module__", "") == operator.__name__:
+        if (
+            node.op == "call_function"
+            and not node.users
+            and getattr(node.target, "__module__", "") == operator.__name__
+        ):
             gm.graph.erase_node(node)
     return found
 

@@ -36,13 +36,17 @@ class SizesOf:
     whole: tuple[Guard, ...] = ()
 
     @classmethod
-    def of(cls, bindings: Sequence[BindSize], inputs: Mapping[str, int], ranges: Mapping[sympy.Symbol, Interval]) -> SizesOf:
+    def of(
+        cls, bindings: Sequence[BindSize], inputs: Mapping[str, int], ranges: Mapping[sympy.Symbol, Interval]
+    ) -> SizesOf:
         """From where a program reads its sizes; ``inputs`` are the places of its tensors by name."""
         symbols, known, told, whole, seen = {}, {}, {}, [], {}
         for b in bindings:
             source = str(b.source)
             if b.dim is None or b.stride or source not in inputs:
-                raise ExportError(f"no dimension of an input is the size {b.symbol}; only a stride or a weight tells it")
+                raise ExportError(
+                    f"no dimension of an input is the size {b.symbol}; only a stride or a weight tells it"
+                )
             plain = b.scale == 1 and b.shift == 0
             read = b.symbol if plain else symbol(f"{b.symbol.name}_read")
             symbols[read] = inputs[source], b.dim

@@ -99,7 +99,12 @@ def _is_dense(tensor: Tensor) -> bool:
 
 
 def _is_same(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and a.stride() == b.stride() and a.shape == b.shape and _memory(a).tobytes() == _memory(b).tobytes()
+    return (
+        a.dtype == b.dtype
+        and a.stride() == b.stride()
+        and a.shape == b.shape
+        and _memory(a).tobytes() == _memory(b).tobytes()
+    )
 
 
 def _array(tensor: Tensor, weight: Weight) -> np.ndarray[Any, Any]:

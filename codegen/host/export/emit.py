@@ -1,7 +1,7 @@
 """The host program as a function of a library, in LLVM IR, which knows neither Python nor torch.
 
-It is the third printing of the resolved steps, in which every name is an address: of the caller's inputs and results, of
-weights, or of a place in the arena that the caller brings. Views add to an address, and kernels are called by name.
+It is the third printing of the resolved steps, in which every name is an address: of the caller's inputs and results,
+of weights, or of a place in the arena that the caller brings. Views add to an address, and kernels are called by name.
 """
 
 from __future__ import annotations
@@ -200,7 +200,10 @@ class _Emitter:
     def copy(self, target: str, wanted: Sequence[sympy.Expr], source: str, kind: TensorType) -> None:
         """Element by element, in the order of dimensions; at once where both are row-major."""
         rows = row_major(kind.shape)
-        if all(n == 1 or (_is(s, r) and _is(w, r)) for n, s, w, r in zip(kind.shape, kind.strides, wanted, rows, strict=True)):
+        if all(
+            n == 1 or (_is(s, r) and _is(w, r))
+            for n, s, w, r in zip(kind.shape, kind.strides, wanted, rows, strict=True)
+        ):
             nbytes = self.b.size(kind.nbytes)
             self.b.line(f"call void @llvm.memmove.p0.p0.i64(ptr {target}, ptr {source}, i64 {nbytes}, i1 false)")
             return

@@ -1,4 +1,4 @@
-"""An assembled model in this process: its IR loaded as it stands, called with plain addresses, guards asked in Python."""
+"""An assembled model in this process: its IR as it stands, called with plain addresses, guards asked in Python."""
 
 from __future__ import annotations
 

@@ -215,7 +215,9 @@ def test_sizes_that_are_multiples_of_others() -> None:
         x, y = torch.randn(4 * n), torch.randn(n)
         agree(jitted.call(x, y), f(x, y))
     alone = ({0: 4 * batch},)
-    jitted = Jitted(assemble(export(Function(lambda x: x.view(-1, 4).sum(1)), (torch.randn(12),), dynamic_shapes=(alone,))))
+    jitted = Jitted(
+        assemble(export(Function(lambda x: x.view(-1, 4).sum(1)), (torch.randn(12),), dynamic_shapes=(alone,)))
+    )
     for n in (1, 5, 50):
         x = torch.randn(4 * n)
         agree(jitted.call(x), x.view(-1, 4).sum(1))

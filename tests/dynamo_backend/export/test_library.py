@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch_mlc
 from click.testing import CliRunner
 from torch import Tensor, nn
 from torch.export import Dim, export
 from torch.nn import functional as F
 
+import torch_mlc
 from torch_mlc.dynamo_backend.cli.main import cli
 from torch_mlc.ir.errors import OutOfRangeError
 from torch_mlc.runtime.compile.arguments import CallError
@@ -125,16 +125,17 @@ def test_a_process_without_torch(tmp_path: Path) -> None:
     eager = copy.deepcopy(model)
     torch_mlc.export(programs(model), tmp_path / "decoder")
     calls: dict[str, Any] = {"count": 4}
-    for k, (name, positions) in enumerate((("prefill", range(6)), ("decode", [6]), ("decode", [7]), ("prefill", [8, 9]))):
+    for k, (name, positions) in enumerate(
+        (("prefill", range(6)), ("decode", [6]), ("decode", [7]), ("prefill", [8, 9]))
+    ):
         tokens, at = torch.randint(0, 31, (1, len(positions))), torch.tensor([*positions])
         with torch.no_grad():
             logits = eager(tokens, at)["logits"]
         calls |= {f"name{k}": name, f"tokens{k}": tokens, f"positions{k}": at, f"logits{k}": logits}
     np.savez(tmp_path / "calls.npz", **calls)
     folder = str(Path(opened.__file__).parent)
-    done = subprocess.run(
-        [sys.executable, "-c", RUN, str(tmp_path), folder], capture_output=True, text=True, env={"PATH": os.environ["PATH"]}
-    )  # fmt: skip
+    command, env = [sys.executable, "-c", RUN, str(tmp_path), folder], {"PATH": os.environ["PATH"]}
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
     assert done.stdout.strip() == "same", done.stderr
 
 
@@ -157,7 +158,7 @@ def test_wrong_calls(tmp_path: Path) -> None:
     with pytest.raises(OutOfRangeError) as caught:
         loaded.prefill(tokens + 40, positions)
     note = "".join(getattr(caught.value, "__notes__", caught.value.args))
-    assert "test_library.py" in note and "self.embed(tokens)" in note
+    assert "In the model: test_library.py" in note
     with pytest.raises(CallError, match="several functions; call one of prefill, decode"):
         loaded(tokens, positions)
     with pytest.raises(AttributeError, match="no function 'encode'"):
@@ -179,7 +180,7 @@ def test_trees_of_arguments(tmp_path: Path) -> None:
     torch_mlc.export(export(model, ((a, b),), {"scale": 2.5, "more": {"x": x}}), tmp_path)
     loaded = torch_mlc.load(tmp_path)
     torch.testing.assert_close(loaded((a, b), more={"x": x}, scale=2.5), model((a, b), scale=2.5, more={"x": x}))
-    with pytest.raises(CallError, match="2.5"):
+    with pytest.raises(CallError, match=r"with 2\.5"):
         loaded((a, b), scale=3.5, more={"x": x})
 
 
@@ -230,7 +231,9 @@ def test_the_command(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(6, 4), nn.Tanh())
     x = torch.randn(3, 6)
     torch.export.save(export(model, (x,)), tmp_path / "net.pt2")
-    done = CliRunner().invoke(cli, ["export", str(tmp_path / "net.pt2"), "--out", str(tmp_path / "net"), "--name", "net"])
+    done = CliRunner().invoke(
+        cli, ["export", str(tmp_path / "net.pt2"), "--out", str(tmp_path / "net"), "--name", "net"]
+    )
     assert done.exit_code == 0, done.output
     assert "model.so" in done.output and "net_call" in (tmp_path / "net" / "model.h").read_text()
     torch.testing.assert_close(torch_mlc.load(tmp_path / "net")(x), model(x).detach())

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, export
 
-from torch_mlc.dynamo_backend.export.errors import ExportError
 from torch_mlc.dynamo_backend.export.assemble import assemble
+from torch_mlc.dynamo_backend.export.errors import ExportError
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
