@@ -293,7 +293,7 @@ def test_random_programs_compute_what_the_jit_computes(seed: int, level: int, tm
                 "{ i32 1, ptr @f, ptr null }]\ndefine void @f() {\n  ret void\n}"
             ],
             {},
-            r"module 0 has the section \.(ctors|init_array): nothing of a library runs when it is loaded",
+            r"module 0 has the section \.(ctors|init_array).*: nothing of a library runs when it is loaded",
         ),
     ],
 )
