@@ -15,7 +15,6 @@ from .format import (
     DT_RELACOUNT,
     DT_RELAENT,
     DT_RELASZ,
-    DT_SONAME,
     DT_STRSZ,
     DT_STRTAB,
     DT_SYMENT,
@@ -73,14 +72,11 @@ def _hash(name: str) -> int:
     return h
 
 
-def dynamic_section(
-    needed: Sequence[str], soname: str, strings: Strings, parts: Mapping[str, Part], relative: int
-) -> bytes:
+def dynamic_section(needed: Sequence[str], strings: Strings, parts: Mapping[str, Part], relative: int) -> bytes:
     """Where the loader finds everything, and that it is to bind all names at once."""
     rows = [(DT_NEEDED, strings.place(n)) for n in needed]
     fixes = parts.get(".rela.dyn")
     rows += [
-        (DT_SONAME, strings.place(soname)),
         (DT_HASH, parts[".hash"].address),
         (DT_STRTAB, parts[".dynstr"].address),
         (DT_SYMTAB, parts[".dynsym"].address),
@@ -108,7 +104,7 @@ def symbol_table(
     local, exported = [SYMBOL.pack(0, 0, 0, 0, 0, 0)], []
     for owner, given in enumerate(resolved.objects):
         for index, s in enumerate(given.symbols):
-            if s.section is None or not s.name or s.kind in (STT_SECTION, STT_FILE) or s.name.startswith((".L", "$")):
+            if s.section is None or not s.is_told or s.kind in (STT_SECTION, STT_FILE):
                 continue
             d = Definition(owner, index)
             value = thread_offset(d) if s.kind == STT_TLS else address(d)

@@ -27,7 +27,7 @@ ET_REL, ET_DYN = 1, 3
 EM_X86_64, EM_AARCH64 = 62, 183
 SHT_PROGBITS, SHT_SYMTAB, SHT_STRTAB, SHT_RELA, SHT_HASH = 1, 2, 3, 4, 5
 SHT_DYNAMIC, SHT_NOTE, SHT_NOBITS, SHT_REL, SHT_DYNSYM = 6, 7, 8, 9, 11
-SHT_INIT_ARRAY, SHT_FINI_ARRAY, SHT_GROUP = 14, 15, 17
+SHT_INIT_ARRAY, SHT_FINI_ARRAY = 14, 15
 SHF_WRITE, SHF_ALLOC, SHF_EXECINSTR, SHF_INFO_LINK, SHF_TLS = 0x1, 0x2, 0x4, 0x40, 0x400
 SHN_UNDEF, SHN_ABS, SHN_COMMON, SHN_RESERVED = 0, 0xFFF1, 0xFFF2, 0xFF00
 STB_LOCAL, STB_GLOBAL, STB_WEAK = 0, 1, 2
@@ -37,7 +37,7 @@ PT_LOAD, PT_DYNAMIC, PT_NOTE, PT_TLS = 1, 2, 4, 7
 PT_GNU_STACK, PT_GNU_RELRO = 0x6474E551, 0x6474E552
 PF_X, PF_W, PF_R = 1, 2, 4
 DT_NEEDED, DT_HASH, DT_STRTAB, DT_SYMTAB, DT_RELA, DT_RELASZ, DT_RELAENT = 1, 4, 5, 6, 7, 8, 9
-DT_STRSZ, DT_SYMENT, DT_SONAME, DT_FLAGS, DT_RELACOUNT, DT_FLAGS_1 = 10, 11, 14, 30, 0x6FFFFFF9, 0x6FFFFFFB
+DT_STRSZ, DT_SYMENT, DT_FLAGS, DT_RELACOUNT, DT_FLAGS_1 = 10, 11, 30, 0x6FFFFFF9, 0x6FFFFFFB
 DF_BIND_NOW, DF_1_NOW = 0x8, 0x1
 
 
@@ -118,6 +118,11 @@ class ElfSymbol:
     @property
     def is_local(self) -> bool:
         return self.binding == STB_LOCAL
+
+    @property
+    def is_told(self) -> bool:
+        """Whether people want to see its name: it is none that assemblers make (``.L…``, ``$…``)."""
+        return bool(self.name) and not self.name.startswith((".L", "$"))
 
 
 @dataclass(frozen=True, slots=True)

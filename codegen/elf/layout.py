@@ -102,7 +102,7 @@ def _part(s: ElfSection) -> str:
         return ".eh_frame"
     if not s.is_writable:
         return ".rodata"
-    if s.name.startswith(".data.rel.ro"):
+    if s.name in (".data.rel.ro", ".data.rel.ro.local"):
         return ".data.rel.ro"
     return ".data" if s.has_data else ".bss"
 

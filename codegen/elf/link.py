@@ -57,27 +57,26 @@ def link_shared(
     exported: Collection[str],
     imports: Collection[str],
     needed: Sequence[str],
-    soname: str,
 ) -> bytes:
     """A shared object; equal arguments give equal bytes.
 
     ``exported`` are the functions that users see, ``imports`` the names that the libraries ``needed`` have, which are
-    loaded with it. Raises: ElfError, naming symbol, relocation and object.
+    loaded with it. It has no name of its own (DT_SONAME), so that programs find it by the path that they are linked
+    with, and files of one name are several libraries. Raises: ElfError, naming symbol, relocation and object.
     """
     resolved = resolve(objects, exported, imports)
-    return _Linker(resolved, tuple(needed), soname).link()
+    return _Linker(resolved, tuple(needed)).link()
 
 
 @dataclass(slots=True)
 class _Linker:
     resolved: Resolved
     needed: tuple[str, ...]
-    soname: str
 
     def link(self) -> bytes:
         resolved, machine = self.resolved, self.resolved.machine
         strings = Strings()
-        for text in (*self.needed, self.soname, *(i.name for i in resolved.imports), *resolved.exported):
+        for text in (*self.needed, *(i.name for i in resolved.imports), *resolved.exported):
             strings.place(text)
         symbols = 1 + len(resolved.imports) + len(resolved.exported)
         made = {
@@ -91,7 +90,7 @@ class _Linker:
                               RELA.size * self.dynamic_fixes),
             ".plt": Part(".plt", RUN, SHF_ALLOC | SHF_EXECINSTR, 16, size=machine.jump_size * len(resolved.jumps)),
             ".dynamic": Part(".dynamic", RELRO, SHF_ALLOC | SHF_WRITE, 8, SHT_DYNAMIC, DYNAMIC.size, ".dynstr", 0,
-                             DYNAMIC.size * (len(self.needed) + 12)),
+                             DYNAMIC.size * (len(self.needed) + 11)),
             ".got": Part(".got", RELRO, SHF_ALLOC | SHF_WRITE, 16,
                          size=8 * len(resolved.slots) + 16 * (len(resolved.threads) + resolved.module)),
         }  # fmt: skip
@@ -120,7 +119,7 @@ class _Linker:
             _put(out, by_name[".rela.dyn"], fixes)
         else:
             relative = 0
-        _put(out, by_name[".dynamic"], dynamic_section(self.needed, self.soname, strings, by_name, relative))
+        _put(out, by_name[".dynamic"], dynamic_section(self.needed, strings, by_name, relative))
         _put(out, by_name[".note.gnu.build-id"], _NOTE + bytes(_BUILD_ID))
         self.finish(out, parts, segments, addresses)
         digest = hashlib.sha256(out).digest()[:_BUILD_ID]

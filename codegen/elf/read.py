@@ -19,7 +19,6 @@ from .format import (
     SHN_RESERVED,
     SHN_UNDEF,
     SHT_FINI_ARRAY,
-    SHT_GROUP,
     SHT_INIT_ARRAY,
     SHT_NOBITS,
     SHT_NOTE,
@@ -109,10 +108,9 @@ def _text(data: bytes, at: int) -> str:
 def _is_kept(h: _Header, name: str) -> bool:
     if not h.flags & SHF_ALLOC or h.kind == SHT_NOTE:
         return False
-    if h.kind in (SHT_INIT_ARRAY, SHT_FINI_ARRAY) or h.name.startswith((".init", ".fini", ".ctors", ".dtors")):
+    family = h.name.split(".")[1:2]
+    if h.kind in (SHT_INIT_ARRAY, SHT_FINI_ARRAY) or family in (["init"], ["fini"], ["ctors"], ["dtors"]):
         raise ElfError(f"{name} has the section {h.name}: nothing of a library runs when it is loaded or unloaded")
-    if h.kind == SHT_GROUP:
-        raise ElfError(f"{name} has a group of sections ({h.name}), of which a linker keeps one of several copies")
     return True
 
 

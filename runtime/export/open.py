@@ -27,10 +27,10 @@ try:  # NumPy's own types lack bfloat16 and those of eight bits
 except ImportError:
     ml_dtypes = None
 
-# DLPack's codes of types that do not follow from their names.
+# DLPack's codes of types that NumPy itself does not have.
 _CODES = {
-    "bool": 6, "bfloat16": 4, "float8_e4m3fn": 10, "float8_e4m3fnuz": 11, "float8_e5m2": 12, "float8_e5m2fnuz": 13,
-    "float8_e8m0fnu": 14,
+    "complex32": 5, "bfloat16": 4, "float8_e4m3fn": 10, "float8_e4m3fnuz": 11, "float8_e5m2": 12,
+    "float8_e5m2fnuz": 13, "float8_e8m0fnu": 14,
 }  # fmt: skip
 _ERRORS = {
     1: "argument", 2: "tensor", 3: "size", 4: "index", 5: "file", 6: "processor", 7: "memory",
@@ -260,23 +260,19 @@ def _type(name: str) -> np.dtype[Any]:
         return np.dtype({"bfloat16": np.uint16, "complex32": np.uint32}.get(name, np.uint8))
 
 
-def _code(name: str) -> int:
-    """DLPack's code of a type."""
-    if name in _CODES:
-        return _CODES[name]
-    return next(code for start, code in (("u", 1), ("int", 0), ("float", 2), ("complex", 5)) if name.startswith(start))
+def _code(dtype: np.dtype[Any]) -> int | None:
+    """DLPack's code of a type; None where it has none."""
+    return _CODES.get(dtype.name, {"b": 6, "i": 0, "u": 1, "f": 2, "c": 5}.get(dtype.kind))
 
 
 def _described(array: np.ndarray[Any, Any], spec: LibraryTensor) -> tuple[DLTensor, tuple[object, ...]]:
     """An array as DLPack has it, and what has to live as long."""
     array = np.asarray(array)
-    name = array.dtype.name
-    # Bits of a type that NumPy lacks may come as integers.
-    known = name != spec.dtype and array.dtype == _type(spec.dtype)
-    try:
-        code = _code(spec.dtype if known else name)
-    except StopIteration:
-        raise LibraryError("tensor", f"{spec.name} is an array of {name}; it has to be of {spec.dtype}") from None
+    # Bits of a type that NumPy lacks come as integers.
+    bits = array.dtype.name != spec.dtype and array.dtype == _type(spec.dtype)
+    code = _CODES.get(spec.dtype) if bits else _code(array.dtype)
+    if code is None:
+        raise LibraryError("tensor", f"{spec.name} is an array of {array.dtype}; it has to be of {spec.dtype}")
     size = array.dtype.itemsize
     if any(s % size for s in array.strides):
         raise LibraryError("tensor", f"{spec.name} has strides of {array.strides} bytes, not of whole elements")

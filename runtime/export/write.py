@@ -38,7 +38,7 @@ class CompiledLibrary:
 
     def shared(self) -> bytes:
         """``model.so``. Raises: ElfError for what no library has that it may use."""
-        return link_shared(self.objects, exported_names(self.name), IMPORTS, NEEDED, f"{self.name}.so")
+        return link_shared(self.objects, exported_names(self.name), IMPORTS, NEEDED)
 
     def relocatable(self) -> bytes:
         """``model.o``, of which the rest of a program sees the same names."""
