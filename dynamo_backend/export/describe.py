@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import version
 from typing import Any
 
 import llvmlite
 import torch
 
-from ... import __version__
 from ...codegen.export.library import ExportedFunction, TensorSpec
 from .assemble import Assembled
 
@@ -29,7 +29,7 @@ def description(assembled: Assembled) -> str:
             for w in model.weights
         },
         "target": {"machine": model.machine, "processor": model.target.arch, "features": model.target.features},
-        "versions": {"torch_mlc": __version__, "torch": torch.__version__, "llvmlite": llvmlite.__version__},
+        "versions": {"torch-mlc": version("torch-mlc"), "torch": torch.__version__, "llvmlite": llvmlite.__version__},
     }
     return json.dumps(told, indent=1, ensure_ascii=False) + "\n"
 

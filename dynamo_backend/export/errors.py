@@ -13,7 +13,7 @@ class ExportError(MlcError):
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class Unsupported:
     """One thing that no library can do: an op, the line of the model, the reason, and how to mend it."""
 
     op: str
@@ -27,7 +27,7 @@ class Refusal:
         return f"{self.op}{place}: {self.reason}{mend}"
 
 
-def refuse(name: str, refusals: Iterable[Refusal]) -> None:
+def refuse(name: str, refusals: Iterable[Unsupported]) -> None:
     """Raise ExportError with every refusal of a function, where there are any."""
     found = list(dict.fromkeys(refusals))
     if not found:

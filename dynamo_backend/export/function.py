@@ -33,7 +33,7 @@ from ..compiling.kernels import KernelPlan, written
 from ..compiling.pass_lists import pass_lists, runner_of
 from ..compiling.plans import Plan, plan_of
 from ..importing.graph_key import graph_key
-from .errors import ExportError, Refusal, refuse
+from .errors import ExportError, Unsupported, refuse
 from .program import Program
 from .sizes import SizesOf, guards_of
 
@@ -169,13 +169,13 @@ def _fold(program: Program, sources: Mapping[Any, str], context: AtenContext) ->
     program.gm.recompile()
 
 
-def _refused(fusion: Fusion, job: Job) -> list[Refusal]:
+def _refused(fusion: Fusion, job: Job) -> list[Unsupported]:
     """The calls of libraries that are left."""
     found, types = [], fusion.graph.types()
     for node, _ in every_node(fusion.graph):
         if isinstance(node, Library) and node.target not in _PLAIN and not copied(node, types):
             origin = node.origins[0] if node.origins else None
-            found.append(Refusal(node.target, origin.source if origin is not None else "", node.reason))
+            found.append(Unsupported(node.target, origin.source if origin is not None else "", node.reason))
     return found
 
 
@@ -194,7 +194,7 @@ def _kernels(plan: Plan, job: Job, pool: KernelPool) -> dict[str, Any]:
         except MlcError as error:
             first = lines[function][0] if lines[function] else None
             ops = ", ".join(dict.fromkeys(o.op for o in lines[function])) or function
-            refusals.append(Refusal(ops, first.source if first is not None else "", str(error)))
+            refusals.append(Unsupported(ops, first.source if first is not None else "", str(error)))
             continue
         names = [s.name for s in what.symbols.symbols]
         uses[function] = source_use(

@@ -15,7 +15,7 @@ def result_names(spec: pytree.TreeSpec) -> list[str]:
         name = identifier(
             "_".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", "")))) for key in path)
         )
-        name = f"result_{name}".rstrip("_") if not name or name[0].isdigit() else name
+        name = name if name.isidentifier() else f"result_{name}" if name else "result"
         while name in found:
             name += "_"
         found.append(name)

@@ -19,6 +19,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from ...ir.expr.value import symbol
@@ -27,10 +28,12 @@ from ..importing.decompositions import whole_ops
 from ..importing.regions import attribute
 from ..tracing.origins import origins_of
 from .decompositions import export_decompositions
-from .errors import ExportError, Refusal, refuse
+from .errors import ExportError, Unsupported, refuse
 from .names import result_names
 
 aten = torch.ops.aten
+# Sizes that data decide.
+_OF_DATA = (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)
 # Where torch's own lines are.
 _TORCH = f'File "{Path(torch.__file__).parent}{os.sep}'
 _WEIGHTS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
@@ -38,7 +41,7 @@ _MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, OutputK
 
 
 @dataclass(frozen=True, slots=True)
-class Constant:
+class ConstantLeaf:
     """A value of the signature that is no tensor: a number, a text, or None."""
 
     value: Any
@@ -60,8 +63,8 @@ class Program:
     weights: dict[str, str]
     tensors: dict[str, Tensor] = field(repr=False)
     written: frozenset[str]
-    arguments: tuple[str | Constant, ...]
-    values: tuple[str | Constant, ...]
+    arguments: tuple[str | ConstantLeaf, ...]
+    values: tuple[str | ConstantLeaf, ...]
     in_spec: pytree.TreeSpec
     out_spec: pytree.TreeSpec
     ranges: Mapping[sympy.Symbol, tuple[int, int | None]]
@@ -81,8 +84,8 @@ def read_program(name: str, program: ExportedProgram) -> Program:
     _keep_users_lines(gm)
     nodes = {n.name: n for n in gm.graph.find_nodes(op="placeholder")}
     weights: dict[str, str] = {}
-    arguments: list[str | Constant] = []
-    refusals: list[Refusal] = []
+    arguments: list[str | ConstantLeaf] = []
+    refusals: list[Unsupported] = []
     for spec in signature.input_specs:
         match spec.kind, spec.arg:
             case kind, TensorArgument(name=given) if kind in _WEIGHTS:
@@ -90,13 +93,13 @@ def read_program(name: str, program: ExportedProgram) -> Program:
             case InputKind.USER_INPUT, TensorArgument(name=given):
                 arguments.append(given)
             case InputKind.USER_INPUT, ConstantArgument(name=given, value=value):
-                arguments.append(Constant(value))
+                arguments.append(ConstantLeaf(value))
                 if given in nodes and not nodes[given].users:
                     gm.graph.erase_node(nodes.pop(given))
             case _:
                 what = type(spec.arg).__name__.removesuffix("Argument")
                 mend = "give a tensor in its place, or let torch.export take it for a constant"
-                refusals.append(Refusal(f"the input {spec.arg.name}", "", f"it is a {what}, and no tensor", mend))
+                refusals.append(Unsupported(f"the input {spec.arg.name}", "", f"it is a {what}, and no tensor", mend))
     values, kept = _results(gm, signature, refusals)
     # Passes take copies over inputs for the last things that a graph does.
     written = _write_state(gm, signature, weights, nodes)
@@ -112,7 +115,7 @@ def read_program(name: str, program: ExportedProgram) -> Program:
     in_spec, out_spec = program.call_spec.in_spec, program.call_spec.out_spec
     assert in_spec is not None and out_spec is not None
     named = iter(result_names(out_spec))
-    answers = tuple(n if isinstance(v, fx.Node) else Constant(v) for v, n in zip(values, named, strict=True))
+    answers = tuple(n if isinstance(v, fx.Node) else ConstantLeaf(v) for v, n in zip(values, named, strict=True))
     first = program.module_call_graph[0].signature
     parameters = tuple(first.forward_arg_names or ()) if first is not None else ()
     return Program(
@@ -179,7 +182,7 @@ def _write_state(
     return written
 
 
-def _results(gm: fx.GraphModule, signature: Any, refusals: list[Refusal]) -> tuple[list[Any], list[fx.Node]]:
+def _results(gm: fx.GraphModule, signature: Any, refusals: list[Unsupported]) -> tuple[list[Any], list[fx.Node]]:
     """What is returned, leaf by leaf, and of that the nodes of tensors, each dense and row-major."""
     (end,) = gm.graph.find_nodes(op="output")
     leaves: list[Any] = []
@@ -195,7 +198,9 @@ def _results(gm: fx.GraphModule, signature: Any, refusals: list[Refusal]) -> tup
                 what = type(spec.arg).__name__.removesuffix("Argument")
                 line = origins_of(value, "")[0].source if isinstance(value, fx.Node) else ""
                 mend = "return a tensor of it, or what it is computed of"
-                refusals.append(Refusal(f"the result {spec.arg.name}", line, f"it is a {what}, and no tensor", mend))
+                refusals.append(
+                    Unsupported(f"the result {spec.arg.name}", line, f"it is a {what}, and no tensor", mend)
+                )
     return leaves, [v for v in leaves if isinstance(v, fx.Node)]
 
 
@@ -273,7 +278,7 @@ def _take_assertions(gm: fx.GraphModule) -> list[sympy.Basic]:
         value = said.meta.get("val") if isinstance(said, fx.Node) else said
         if isinstance(value, torch.SymBool):
             expr = value.node.expr
-            if any(not s.name.startswith("s") for s in expr.free_symbols):
+            if any(symbol_is_type(s, _OF_DATA) for s in expr.free_symbols):
                 continue  # data decide it
             found.append(expr)
         gm.graph.erase_node(node)

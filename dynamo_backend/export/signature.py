@@ -9,7 +9,7 @@ from typing import Any
 from torch.utils import _pytree as pytree
 
 from .errors import ExportError
-from .program import Constant, Program
+from .program import ConstantLeaf, Program
 
 
 def signature_of(program: Program) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def signature_of(program: Program) -> dict[str, Any]:
     }
 
 
-def _leaf(leaf: str | Constant) -> dict[str, Any]:
+def _leaf(leaf: str | ConstantLeaf) -> dict[str, Any]:
     if isinstance(leaf, str):
         return {"tensor": leaf}
     if leaf.value is not None and not isinstance(leaf.value, (bool, int, float, str)):
