@@ -72,11 +72,11 @@ def emit_export(
     """
     places = {name: ("inputs", k) for k, name in enumerate(inputs)}
     places |= {name: ("weights", k) for name, k in weights.items()}
-    return _Emitter(Code(program.name), program, places, tuple(sizes)).emit(entry)
+    return _LibraryEmitter(Code(program.name), program, places, tuple(sizes)).emit(entry)
 
 
 @dataclass(slots=True)
-class _Emitter:
+class _LibraryEmitter:
     """The steps in their order, as lines of ``b``. ``at`` has the registers of addresses; ``wrong`` is from where
     the common end of failed launches is reached, with the number of each and where its kernel told what."""
 
