@@ -30,16 +30,16 @@ from .format import (
     SYMBOL,
     Strings,
 )
-from .layout import Part
-from .resolve import Definition, Resolved
+from .layout import ElfPart
+from .resolve import DefinedSymbol, Resolved
 
 
 def dynamic_symbols(
     resolved: Resolved,
     order: Sequence[tuple[str, int]],
-    exported: Sequence[Definition],
+    exported: Sequence[DefinedSymbol],
     strings: Strings,
-    section: Callable[[Definition], int],
+    section: Callable[[DefinedSymbol], int],
 ) -> bytes:
     """What the loader sees: imports, which have no section, then what is exported; ``order`` gives addresses."""
     rows = [SYMBOL.pack(0, 0, 0, 0, 0, 0)]
@@ -72,7 +72,7 @@ def _hash(name: str) -> int:
     return h
 
 
-def dynamic_section(needed: Sequence[str], strings: Strings, parts: Mapping[str, Part], relative: int) -> bytes:
+def dynamic_section(needed: Sequence[str], strings: Strings, parts: Mapping[str, ElfPart], relative: int) -> bytes:
     """Where the loader finds everything, and that it is to bind all names at once."""
     rows = [(DT_NEEDED, strings.place(n)) for n in needed]
     fixes = parts.get(".rela.dyn")
@@ -94,19 +94,20 @@ def dynamic_section(needed: Sequence[str], strings: Strings, parts: Mapping[str,
 
 def symbol_table(
     resolved: Resolved,
-    parts: Sequence[Part],
-    address: Callable[[Definition], int],
-    thread_offset: Callable[[Definition], int],
+    parts: Sequence[ElfPart],
+    address: Callable[[DefinedSymbol], int],
+    thread_offset: Callable[[DefinedSymbol], int],
 ) -> tuple[bytes, bytes, int]:
     """All functions and objects by their names: the table, its strings, and where its global symbols begin."""
     numbers = {member: k + 1 for k, p in enumerate(parts) for member in p.members}
     strings = Strings()
-    local, exported = [SYMBOL.pack(0, 0, 0, 0, 0, 0)], []
+    local = [SYMBOL.pack(0, 0, 0, 0, 0, 0)]
+    exported: list[bytes] = []
     for owner, given in enumerate(resolved.objects):
         for index, s in enumerate(given.symbols):
             if s.section is None or not s.is_told or s.kind in (STT_SECTION, STT_FILE):
                 continue
-            d = Definition(owner, index)
+            d = DefinedSymbol(owner, index)
             value = thread_offset(d) if s.kind == STT_TLS else address(d)
             seen = not s.is_local and s.name in resolved.exported
             info = (STB_GLOBAL if seen else STB_LOCAL) << 4 | s.kind

@@ -28,7 +28,7 @@ ACCESS = (PF_R, PF_R | PF_X, PF_R | PF_W, PF_R | PF_W)
 
 
 @dataclass(slots=True)
-class Part:
+class ElfPart:
     """A section of the library: parts of one name of all objects, or one that the linker made.
 
     ``members`` are (object, section) with their places in it. ``link`` names the section that a table belongs to.
@@ -69,10 +69,10 @@ class ElfSegment:
     size: int
 
 
-def gather(resolved: Resolved) -> list[Part]:
+def gather(resolved: Resolved) -> list[ElfPart]:
     """The parts that the sections of the objects make, in the order of their addresses."""
     order = {
-        name: Part(name, segment, flags, 1, kind)
+        name: ElfPart(name, segment, flags, 1, kind)
         for name, segment, flags, kind in (
             (".rodata", READ, SHF_ALLOC, SHT_PROGBITS),
             (".eh_frame", READ, SHF_ALLOC, SHT_PROGBITS),
@@ -107,7 +107,7 @@ def _part(s: ElfSection) -> str:
     return ".data" if s.has_data else ".bss"
 
 
-def place(parts: list[Part], start: int, page: int) -> list[ElfSegment]:
+def place(parts: list[ElfPart], start: int, page: int) -> list[ElfSegment]:
     """Give each part its address and its place in the file; ``start`` bytes of headers come first.
 
     Parts are in the order of their segments. The segment of what the loader alone writes to is filled up to whole

@@ -35,6 +35,7 @@ from .format import (
     SHT_DYNSYM,
     SHT_HASH,
     SHT_NOTE,
+    SHT_PROGBITS,
     SHT_RELA,
     SHT_STRTAB,
     SHT_SYMTAB,
@@ -44,9 +45,9 @@ from .format import (
     Strings,
     aligned,
 )
-from .layout import READ, RELRO, RUN, ElfSegment, Part, gather, place
+from .layout import READ, RELRO, RUN, ElfPart, ElfSegment, gather, place
 from .machines import Wants
-from .resolve import Definition, Import, Resolved, Target, Use, resolve
+from .resolve import DefinedSymbol, ImportedSymbol, Resolved, Target, Use, resolve
 
 _BUILD_ID = 20
 _NOTE = (4).to_bytes(4, "little") + _BUILD_ID.to_bytes(4, "little") + (3).to_bytes(4, "little") + b"GNU\0"
@@ -74,33 +75,18 @@ class _Linker:
     needed: tuple[str, ...]
 
     def link(self) -> bytes:
-        resolved, machine = self.resolved, self.resolved.machine
+        resolved = self.resolved
         strings = Strings()
         for text in (*self.needed, *(i.name for i in resolved.imports), *resolved.exported):
             strings.place(text)
-        symbols = 1 + len(resolved.imports) + len(resolved.exported)
-        made = {
-            ".note.gnu.build-id": Part(".note.gnu.build-id", READ, SHF_ALLOC, 4, SHT_NOTE, size=16 + _BUILD_ID),
-            ".hash": Part(".hash", READ, SHF_ALLOC, 8, SHT_HASH, 4, ".dynsym",
-                          size=len(hash_table(["x"] * (symbols - 1)))),
-            ".dynsym": Part(".dynsym", READ, SHF_ALLOC, 8, SHT_DYNSYM, SYMBOL.size, ".dynstr", 1,
-                            SYMBOL.size * symbols),
-            ".dynstr": Part(".dynstr", READ, SHF_ALLOC, 1, SHT_STRTAB, size=len(strings.data)),
-            ".rela.dyn": Part(".rela.dyn", READ, SHF_ALLOC, 8, SHT_RELA, RELA.size, ".dynsym", 0,
-                              RELA.size * self.dynamic_fixes),
-            ".plt": Part(".plt", RUN, SHF_ALLOC | SHF_EXECINSTR, 16, size=machine.jump_size * len(resolved.jumps)),
-            ".dynamic": Part(".dynamic", RELRO, SHF_ALLOC | SHF_WRITE, 8, SHT_DYNAMIC, DYNAMIC.size, ".dynstr", 0,
-                             DYNAMIC.size * (len(self.needed) + 11)),
-            ".got": Part(".got", RELRO, SHF_ALLOC | SHF_WRITE, 16,
-                         size=8 * len(resolved.slots) + 16 * (len(resolved.threads) + resolved.module)),
-        }  # fmt: skip
+        made = self.tables(len(strings.data))
         # In each segment the tables of the linker stand before the sections of the objects, code after them.
         parts = sorted(
-            [*(p for p in made.values() if p.size), *gather(resolved)],
+            [*made, *gather(resolved)],
             key=lambda p: (p.segment, not p.flags & SHF_TLS, p.name == ".plt"),
         )
         headers = HEADER.size + PROGRAM_HEADER.size * self.program_headers(parts)
-        segments = place(parts, headers, machine.page)
+        segments = place(parts, headers, resolved.machine.page)
         by_name = {p.name: p for p in parts}
         addresses = _Addresses(resolved, by_name)
         out = bytearray(max(p.offset + (p.size if p.in_file else 0) for p in parts))
@@ -126,16 +112,45 @@ class _Linker:
         _put(out, by_name[".note.gnu.build-id"], _NOTE + digest)
         return bytes(out)
 
+    def tables(self, string_bytes: int) -> list[ElfPart]:
+        """The sections that the linker makes, with their sizes."""
+        resolved, machine = self.resolved, self.resolved.machine
+        names = len(resolved.imports) + len(resolved.exported)
+        slots = 8 * len(resolved.slots) + 16 * (len(resolved.threads) + resolved.module)
+        jumps = machine.jump_size * len(resolved.jumps)
+        written, code = SHF_ALLOC | SHF_WRITE, SHF_ALLOC | SHF_EXECINSTR
+        # Name, segment, flags, alignment, kind, bytes of an entry, the section that it belongs to, bytes.
+        rows = (
+            (".note.gnu.build-id", READ, SHF_ALLOC, 4, SHT_NOTE, 0, "", len(_NOTE) + _BUILD_ID),
+            (".hash", READ, SHF_ALLOC, 8, SHT_HASH, 4, ".dynsym", len(hash_table(["x"] * names))),
+            (".dynsym", READ, SHF_ALLOC, 8, SHT_DYNSYM, SYMBOL.size, ".dynstr", SYMBOL.size * (1 + names)),
+            (".dynstr", READ, SHF_ALLOC, 1, SHT_STRTAB, 0, "", string_bytes),
+            (".rela.dyn", READ, SHF_ALLOC, 8, SHT_RELA, RELA.size, ".dynsym", RELA.size * self.dynamic_fixes),
+            (".plt", RUN, code, 16, SHT_PROGBITS, 0, "", jumps),
+            (".dynamic", RELRO, written, 8, SHT_DYNAMIC, DYNAMIC.size, ".dynstr", self.dynamic_bytes),
+            (".got", RELRO, written, 16, SHT_PROGBITS, 0, "", slots),
+        )
+        parts = []
+        for name, segment, flags, alignment, kind, entry, link, size in rows:
+            info = 1 if kind == SHT_DYNSYM else 0  # the first symbol that is not local
+            if size:
+                parts.append(ElfPart(name, segment, flags, alignment, kind, entry, link, info, size))
+        return parts
+
+    @property
+    def dynamic_bytes(self) -> int:
+        return DYNAMIC.size * (len(self.needed) + 11)
+
     @property
     def dynamic_fixes(self) -> int:
         r = self.resolved
         return len(r.slots) + len(r.threads) + r.module + len(r.pointers)
 
-    def program_headers(self, parts: list[Part]) -> int:
+    def program_headers(self, parts: list[ElfPart]) -> int:
         loads = len({p.segment for p in parts})
         return loads + 4 + any(p.flags & SHF_TLS for p in parts)
 
-    def copy(self, out: bytearray, parts: list[Part]) -> None:
+    def copy(self, out: bytearray, parts: list[ElfPart]) -> None:
         """The sections of the objects, as they were."""
         for part in parts:
             if not part.in_file:
@@ -164,13 +179,13 @@ class _Linker:
         machine, names = self.resolved.machine, {i: 1 + k for k, i in enumerate(self.resolved.imports)}
         relative, others = [], []
         for target in self.resolved.slots:
-            if isinstance(target, Import):
+            if isinstance(target, ImportedSymbol):
                 others.append((addresses.slot(target), names[target] << 32 | machine.slot, 0))
             else:
                 relative.append((addresses.slot(target), machine.relative, addresses.of(target)))
         for use in self.resolved.pointers:
             at = addresses.place(use)
-            if isinstance(use.target, Import):
+            if isinstance(use.target, ImportedSymbol):
                 others.append((at, names[use.target] << 32 | machine.pointer, use.fix.addend))
             else:
                 relative.append((at, machine.relative, addresses.of(use.target) + use.fix.addend))
@@ -181,7 +196,7 @@ class _Linker:
             others.append((addresses.module, machine.thread, 0))
         return b"".join(RELA.pack(*r) for r in (*sorted(relative), *others)), len(relative)
 
-    def finish(self, out: bytearray, parts: list[Part], segments: list[ElfSegment], addresses: _Addresses) -> None:
+    def finish(self, out: bytearray, parts: list[ElfPart], segments: list[ElfSegment], addresses: _Addresses) -> None:
         """The tables that debuggers and profilers read, and the headers."""
         table, texts, first_global = symbol_table(self.resolved, parts, addresses.of, addresses.thread_offset)
         names = Strings()
@@ -208,7 +223,7 @@ class _Linker:
         out[HEADER.size : HEADER.size + PROGRAM_HEADER.size * len(program)] = b"".join(program)
         out += b"".join(rows)
 
-    def program(self, parts: list[Part], segments: list[ElfSegment]) -> list[bytes]:
+    def program(self, parts: list[ElfPart], segments: list[ElfSegment]) -> list[bytes]:
         """What the loader reads first: what to map, and where tables lie."""
         page = self.resolved.machine.page
         rows = [
@@ -240,20 +255,20 @@ class _Addresses:
     """Where everything lies, once the parts have their places."""
 
     resolved: Resolved
-    parts: dict[str, Part]
-    homes: dict[tuple[int, int], Part]
+    parts: dict[str, ElfPart]
+    homes: dict[tuple[int, int], ElfPart]
 
-    def __init__(self, resolved: Resolved, parts: dict[str, Part]) -> None:
+    def __init__(self, resolved: Resolved, parts: dict[str, ElfPart]) -> None:
         self.resolved, self.parts = resolved, parts
         self.homes = {member: p for p in parts.values() for member in p.members}
 
-    def of(self, d: Definition) -> int:
+    def of(self, d: DefinedSymbol) -> int:
         symbol = self.resolved.symbol(d)
         assert symbol.section is not None
         part = self.homes[d.owner, symbol.section]
         return part.address + part.members[d.owner, symbol.section] + symbol.value
 
-    def index_of(self, d: Definition) -> int:
+    def index_of(self, d: DefinedSymbol) -> int:
         """The number of the section that a symbol is in."""
         section = self.resolved.symbol(d).section
         assert section is not None
@@ -271,10 +286,10 @@ class _Addresses:
     def module(self) -> int:
         return self.parts[".got"].address + 16 * len(self.resolved.threads)
 
-    def thread(self, d: Definition) -> int:
+    def thread(self, d: DefinedSymbol) -> int:
         return self.parts[".got"].address + 16 * self.resolved.threads.index(d)
 
-    def thread_offset(self, d: Definition) -> int:
+    def thread_offset(self, d: DefinedSymbol) -> int:
         first = min(p.address for p in self.parts.values() if p.flags & SHF_TLS)
         return self.of(d) - first
 
@@ -282,13 +297,13 @@ class _Addresses:
         target, wants = use.target, use.kind.wants
         if wants is Wants.SLOT:
             return self.slot(target)
-        if wants is Wants.THREAD and isinstance(target, Definition):
+        if wants is Wants.THREAD and isinstance(target, DefinedSymbol):
             return self.thread(target)
         if wants is Wants.MODULE:
             return self.module
-        if wants is Wants.THREAD_OFFSET and isinstance(target, Definition):
+        if wants is Wants.THREAD_OFFSET and isinstance(target, DefinedSymbol):
             return self.thread_offset(target)
-        if isinstance(target, Import):
+        if isinstance(target, ImportedSymbol):
             if wants is Wants.CALL:
                 number = self.resolved.jumps.index(target)
                 return self.parts[".plt"].address + self.resolved.machine.jump_size * number
@@ -308,6 +323,6 @@ class _Addresses:
             )
 
 
-def _put(out: bytearray, part: Part, data: bytes) -> None:
+def _put(out: bytearray, part: ElfPart, data: bytes) -> None:
     assert len(data) == part.size, f"{part.name}: {len(data)} bytes for {part.size}"
     out[part.offset : part.offset + part.size] = data

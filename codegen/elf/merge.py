@@ -27,7 +27,7 @@ from .format import (
     Strings,
     aligned,
 )
-from .layout import Part
+from .layout import ElfPart
 from .resolve import resolve
 
 # That a linker may share equal constants of a section, or that it is one of a group, holds for one object alone.
@@ -116,15 +116,15 @@ def merge_objects(objects: Sequence[ObjectFile], exported: Collection[str], impo
     return bytes(out) + b"".join(rows)
 
 
-def _parts(objects: Sequence[ObjectFile]) -> tuple[list[Part], dict[tuple[int, int], Part]]:
+def _parts(objects: Sequence[ObjectFile]) -> tuple[list[ElfPart], dict[tuple[int, int], ElfPart]]:
     """The sections of all objects, those of one name and kind behind each other."""
-    parts: dict[tuple[str, int, int], Part] = {}
+    parts: dict[tuple[str, int, int], ElfPart] = {}
     homes = {}
     for owner, given in enumerate(objects):
         for k, section in enumerate(given.sections):
             flags = section.flags & ~_ALONE
             key = (section.name, section.kind, flags)
-            part = parts.setdefault(key, Part(section.name, 0, flags, 1, section.kind))
+            part = parts.setdefault(key, ElfPart(section.name, 0, flags, 1, section.kind))
             part.add(owner, k, section)
             homes[owner, k] = part
     return list(parts.values()), homes

@@ -10,7 +10,7 @@ from .machines import MACHINES, ElfMachine, FixKind, Wants
 
 
 @dataclass(frozen=True, slots=True)
-class Definition:
+class DefinedSymbol:
     """A symbol by the object and the place in it that define it; ``index`` counts that object's symbols."""
 
     owner: int
@@ -18,13 +18,13 @@ class Definition:
 
 
 @dataclass(frozen=True, slots=True)
-class Import:
+class ImportedSymbol:
     """A symbol that another library has, which the loader looks up by its name."""
 
     name: str
 
 
-Target = Definition | Import
+Target = DefinedSymbol | ImportedSymbol
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +51,16 @@ class Resolved:
     machine: ElfMachine
     objects: tuple[ObjectFile, ...]
     exported: tuple[str, ...]
-    globals: dict[str, Definition]
+    globals: dict[str, DefinedSymbol]
     uses: list[Use] = field(default_factory=list)
     slots: list[Target] = field(default_factory=list)
-    threads: list[Definition] = field(default_factory=list)
+    threads: list[DefinedSymbol] = field(default_factory=list)
     module: bool = False
-    jumps: list[Import] = field(default_factory=list)
+    jumps: list[ImportedSymbol] = field(default_factory=list)
     pointers: list[Use] = field(default_factory=list)
-    imports: list[Import] = field(default_factory=list)
+    imports: list[ImportedSymbol] = field(default_factory=list)
 
-    def symbol(self, d: Definition) -> ElfSymbol:
+    def symbol(self, d: DefinedSymbol) -> ElfSymbol:
         return self.objects[d.owner].symbols[d.index]
 
     def section(self, use: Use) -> ElfSection:
@@ -91,11 +91,11 @@ def resolve(objects: Sequence[ObjectFile], exported: Collection[str], imports: C
         target: Target
         if symbol.is_defined:
             # A global name means the same in every object, though another one defines it first (weak symbols).
-            target = Definition(owner, fix.symbol) if symbol.is_local else known[symbol.name]
+            target = DefinedSymbol(owner, fix.symbol) if symbol.is_local else known[symbol.name]
         elif symbol.name in known:
             target = known[symbol.name]
         elif symbol.name in imports:
-            target = Import(symbol.name)
+            target = ImportedSymbol(symbol.name)
         else:
             users = missing.setdefault(symbol.name, [])
             if given.name not in users:
@@ -108,19 +108,19 @@ def resolve(objects: Sequence[ObjectFile], exported: Collection[str], imports: C
     return found
 
 
-def _globals(objects: Sequence[ObjectFile]) -> dict[str, Definition]:
-    known: dict[str, Definition] = {}
+def _globals(objects: Sequence[ObjectFile]) -> dict[str, DefinedSymbol]:
+    known: dict[str, DefinedSymbol] = {}
     for owner, given in enumerate(objects):
         for index, symbol in enumerate(given.symbols):
             if not symbol.is_defined or symbol.is_local:
                 continue
             before = known.get(symbol.name)
             if before is None:
-                known[symbol.name] = Definition(owner, index)
+                known[symbol.name] = DefinedSymbol(owner, index)
                 continue
             first = objects[before.owner]
             if first.symbols[before.index].binding == STB_WEAK:
-                known[symbol.name] = Definition(owner, index)
+                known[symbol.name] = DefinedSymbol(owner, index)
             elif symbol.binding != STB_WEAK:
                 raise ElfError(f"both {first.name} and {given.name} define {symbol.name}")
     return known
@@ -137,23 +137,23 @@ def _note(found: Resolved, use: Use, where: str) -> None:
     """Write down what a use needs made. Raises: ElfError for what no library can have."""
     found.uses.append(use)
     wants, target = use.kind.wants, use.target
-    is_import = isinstance(target, Import)
-    if isinstance(target, Import):
+    is_import = isinstance(target, ImportedSymbol)
+    if isinstance(target, ImportedSymbol):
         _once(found.imports, target)
         if wants is Wants.SYMBOL:
             raise ElfError(
                 f"{where}: {use.kind.name} takes the address of {target.name} as if this library had it; another has"
             )
-    is_thread_local = isinstance(target, Definition) and found.symbol(target).kind == STT_TLS
+    is_thread_local = isinstance(target, DefinedSymbol) and found.symbol(target).kind == STT_TLS
     of_threads = wants in (Wants.THREAD, Wants.MODULE, Wants.THREAD_OFFSET)
     if of_threads != is_thread_local and wants is not Wants.NOTHING:
         told = "of memory of the process" if of_threads else "of thread-local memory"
         raise ElfError(f"{where}: {use.kind.name} {told}, or thread-local memory of another library")
     if wants is Wants.SLOT or (wants is Wants.CALL and is_import):
         _once(found.slots, target)
-    if wants is Wants.CALL and isinstance(target, Import):
+    if wants is Wants.CALL and isinstance(target, ImportedSymbol):
         _once(found.jumps, target)
-    if wants is Wants.THREAD and isinstance(target, Definition):
+    if wants is Wants.THREAD and isinstance(target, DefinedSymbol):
         _once(found.threads, target)
     found.module |= wants is Wants.MODULE
     if wants is Wants.POINTER:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .checks import CODES, MESSAGE_BYTES
+from .codes import CODES, MESSAGE_BYTES, SAY
 from .constants import Constants
 
 TYPES = f"""
@@ -17,7 +17,6 @@ TYPES = f"""
 def contexts_text(constants: Constants, weights: int, mutable_bytes: int, words: int) -> str:
     """``@make_context``, ``@grow_arena``, ``@free_context`` and ``@drop_model``."""
     t = constants.text
-    say = f"call i32 (ptr, i64, ptr, ...) @snprintf(ptr %text, i64 {MESSAGE_BYTES}, ptr"
     return f"""
 ; Memory of so many bytes at a multiple of 64; null where there is none.
 define internal ptr @aligned_memory(i64 %bytes) {{
@@ -118,7 +117,7 @@ grow:
   br i1 %none, label %refuse, label %keep
 refuse:
   %f.name = load ptr, ptr %f
-  %s = {say} {t("%s: a call with these sizes needs %lld bytes of scratch, and the system has not so many")},
+  %s = {SAY} {t("%s: a call with these sizes needs %lld bytes of scratch, and the system has not so many")},
       ptr %f.name, i64 %needed)
   ret i32 {CODES["memory"]}
 keep:

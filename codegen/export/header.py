@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .checks import CODES
+from .codes import CODES
 from .library import ExportedFunction, ExportedModel, TensorSpec
 
 _TELLS = {
@@ -71,8 +71,8 @@ int NAME_shapes(mlc_model *model, int function, const DLTensor *in, DLTensor *ou
    anything runs. Different contexts may be called at the same time. The calling thread needs 256 KiB of stack. */
 int NAME_call(mlc_context *context, int function, const DLTensor *in, DLTensor *out);
 
-/* What the last failure of the context was, or where it is NULL the last one of this thread outside of contexts; the
-   text stays until the next call. */
+/* What the last failure of the context was; with NULL the last one of this thread that was no context's, among them
+   calls of a context that is in another call. The text stays until the next call. */
 const char *NAME_error(const mlc_context *context);
 
 /* Functions, tensors and sizes as JSON. */

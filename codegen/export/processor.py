@@ -10,7 +10,7 @@ from ..kernel import EmitError
 from .constants import Constants, struct
 
 # Words of x86-64: CPUID's leaves and registers, and what the system saves of the vector registers.
-_X86_WORDS = ("1.ecx", "1.edx", "7.ebx", "7.ecx", "7.edx", "7.1.eax", "7.1.edx", "80000001.ecx", "xcr0")
+_X86_WORDS = ("1.ecx", "1.edx", "7.ebx", "7.ecx", "7.edx", "7.1.eax", "7.1.edx", "80000001.ecx", "xcr0", "tiles")
 _X86_BITS = {
     "1.ecx": {"sse3": 0, "pclmul": 1, "ssse3": 9, "fma": 12, "cx16": 13, "sse4.1": 19, "sse4.2": 20, "movbe": 22,
               "popcnt": 23, "aes": 25, "xsave": 26, "avx": 28, "f16c": 29, "rdrnd": 30},
@@ -25,6 +25,8 @@ _X86_BITS = {
     "7.1.edx": {"avxvnniint8": 4, "avxneconvert": 5, "avxvnniint16": 10},
     "80000001.ecx": {"sahf": 0, "lzcnt": 5, "sse4a": 6, "prfchw": 8},
 }  # fmt: skip
+# The system has to be asked for the large registers of these, once a process.
+_X86_TILES = frozenset(("amx-tile", "amx-int8", "amx-bf16", "amx-fp16"))
 # What the system has to save of the registers that a feature uses.
 _SAVED = {"avx512": 0xE6, "amx": 0x60006, "avx": 0x6}
 _V2 = ("cx16", "sahf", "popcnt", "sse3", "ssse3", "sse4.1", "sse4.2")
@@ -93,6 +95,8 @@ def requirements(name: str, target: Target, machine: str, constants: Constants) 
             saved |= next((mask for start, mask in _SAVED.items() if feature.startswith(start)), 0)
         if saved:
             rows.append((words.index("xcr0"), saved, "vector registers that the system saves"))
+        if _X86_TILES & set(wanted):
+            rows.append((words.index("tiles"), 1, "the system's permission to use AMX"))
     items = [
         struct(("i32", word), ("i32", mask if mask < 1 << 31 else mask - (1 << 32)), ("ptr", constants.text(feature)))
         for word, mask, feature in rows
@@ -108,9 +112,15 @@ TYPES = """
 """
 
 
-def processor_text(machine: str) -> str:
-    """``@processor_words``, and ``@lacks``: what of a variant's requirements this processor lacks."""
-    return _LACKS + (_CPUID if machine == "x86-64" else _HWCAP)
+def processor_text(machine: str, variants: Sequence[Sequence[str]]) -> str:
+    """``@processor_words``, and ``@lacks``: what of a variant's requirements this processor lacks.
+
+    ``variants`` are the features that each asks for.
+    """
+    if machine != "x86-64":
+        return _LACKS + _HWCAP
+    asks = any(feature in _X86_TILES for features in variants for feature in features)
+    return _LACKS + _CPUID + (_ASK_FOR_TILES if asks else _NO_TILES)
 
 
 _LACKS = """
@@ -153,7 +163,7 @@ define internal { i32, i32, i32, i32 } @cpuid(i32 %leaf, i32 %part) {
   ret { i32, i32, i32, i32 } %r
 }
 
-; Nine words that tell what this processor has; "words" is zero.
+; Ten words that tell what this processor has; "words" is zero.
 define internal void @processor_words(ptr %words) {
 entry:
   %l0 = call { i32, i32, i32, i32 } @cpuid(i32 0, i32 0)
@@ -210,9 +220,36 @@ saved:
   %w8 = extractvalue { i32, i32 } %x, 0
   %w8.at = getelementptr inbounds i32, ptr %words, i32 8
   store i32 %w8, ptr %w8.at
+  %w9 = call i32 @tiles(ptr %words)
+  %w9.at = getelementptr inbounds i32, ptr %words, i32 9
+  store i32 %w9, ptr %w9.at
   br label %done
 done:
   ret void
+}
+"""
+
+_NO_TILES = """
+define internal i32 @tiles(ptr %words) {
+  ret i32 0
+}
+"""
+
+_ASK_FOR_TILES = """
+; Ask the system for the registers of AMX, where the processor has them: arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA).
+define internal i32 @tiles(ptr %words) {
+  %w4.at = getelementptr inbounds i32, ptr %words, i32 4
+  %w4 = load i32, ptr %w4.at
+  %bit = and i32 %w4, 16777216
+  %none = icmp eq i32 %bit, 0
+  br i1 %none, label %no, label %ask
+no:
+  ret i32 0
+ask:
+  %status = call i64 (i64, ...) @syscall(i64 158, i64 4131, i64 18)
+  %granted = icmp eq i64 %status, 0
+  %word = zext i1 %granted to i32
+  ret i32 %word
 }
 """
 
@@ -233,9 +270,8 @@ define internal void @processor_words(ptr %words) {
 """
 
 
-def choice_text(name: str, variants: Sequence[str]) -> str:
-    """``@choose``: the first variant that this processor has all for; the last one is the least."""
-    count = len(variants)
+def choice_text(count: int) -> str:
+    """``@choose`` among so many variants: the first that this processor has all for; the last one is the least."""
     return f"""
 ; Choose the kernels of this processor. The name of what it lacks of the least variant, or null.
 define internal ptr @choose() {{

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...ir.target import Target
 from ..kernel import EmitError
 from . import checks, contexts, interface, processor, tables, team, weights
-from .checks import CODES
 from .constants import Constants, struct
 from .library import ExportedModel
 from .platform import platform_of
+from .processor import required
 from .signature import signature_text
 
 # What libraries have of the C library and the library of mathematics, by the names under which systems load them.
@@ -78,8 +77,8 @@ def runtime_text(model: ExportedModel, placed: PlacedWeights) -> str:
         checks.checks_text(constants, types),
         weights.weights_text(constants, placed.header, placed.data_bytes, len(model.weights)),
         contexts.contexts_text(constants, len(model.weights), mutable_bytes, words),
-        processor.processor_text(model.machine),
-        processor.choice_text(model.name, variants),
+        processor.processor_text(model.machine, [required(t, model.machine) for t in variants]),
+        processor.choice_text(len(variants)),
         interface.interface_text(
             model.name, constants, len(model.functions), len(model.weights), words, signature_text(model)
         ),
@@ -139,7 +138,7 @@ def _homes(model: ExportedModel, placed: PlacedWeights) -> tuple[list[int], int]
     return homes, at
 
 
-def _variants(model: ExportedModel, constants: Constants) -> list[str]:
+def _variants(model: ExportedModel, constants: Constants) -> list[Target]:
     targets = all_variants(model)
     rows = []
     for k, target in enumerate(targets):
@@ -149,7 +148,7 @@ def _variants(model: ExportedModel, constants: Constants) -> list[str]:
     constants.array("variants", "%Variant", rows)
     constants.lines.append(f"@least = internal constant %Variant {rows[-1]}")
     constants.lines.append("@kernels = internal global ptr null\n@chosen = internal global i64 0")
-    return [t.arch for t in targets]
+    return targets
 
 
 def _stubs(model: ExportedModel) -> list[str]:
@@ -177,8 +176,3 @@ define hidden void @{_quoted(n)}(ptr %arguments) {{
 
 def _quoted(name: str) -> str:
     return f'"{name}"'
-
-
-def code_names() -> Mapping[int, str]:
-    """What functions of a library return, by number."""
-    return {number: name for name, number in CODES.items()}

@@ -284,7 +284,7 @@ def _described(array: np.ndarray[Any, Any], spec: LibraryTensor) -> tuple[DLTens
 
 def _tensors(described: Sequence[tuple[DLTensor, tuple[object, ...]]]) -> Any:
     """An array of tensors that keeps alive what they point to."""
-    array = (DLTensor * max(len(described), 1))(*(t for t, _ in described))
+    array: Any = (DLTensor * max(len(described), 1))(*(t for t, _ in described))
     array.kept = [kept for _, kept in described]
     return array
 

@@ -74,7 +74,9 @@ def compile_library(model: ExportedModel, placed: PlacedWeights) -> CompiledLibr
     triple = platform_of(model.machine).triple
     text = runtime_text(model, placed)
     least = _compiled(model.target, model.machine)
-    objects = [read_object(compile_object([text], least, triple=triple), "the library's own code")]
+    # Before anything else this code looks whether the processor has what the rest needs: it runs on all.
+    any_processor = replace(least, arch="x86-64" if model.machine == "x86-64" else "generic", features="")
+    objects = [read_object(compile_object([text], any_processor, triple=triple), "the library's own code")]
     objects += [_host(model, f, least, triple) for f in model.functions]
     sets = [(v.target, v.kernels) for v in model.variants] + [(model.target, model.kernels)]
     for number, (target, kernels) in enumerate(sets):
