@@ -85,8 +85,7 @@ def place_all(program: HostProgram) -> HostProgram:
     if not every:
         return program
     arena, _ = sizes.placed(every)
-    last = sum(1 for _ in program.every_step()) - 1
-    return replace(program, arena=replace(arena, end=min(arena.end, last)), peaks=peaks_of([], arena))
+    return replace(program, arena=arena, peaks=peaks_of([], arena))
 
 
 def _device(every: Sequence[Storage]) -> str:
