@@ -58,6 +58,10 @@ class Libraries:
     convolutions: str
 
 
+# Where nothing may be called, and kernels compute everything that they can.
+NO_LIBRARIES = Libraries("", "")
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
     """A part: its cores or multiprocessors, what each has, and the rates of all of them (of a CPU, of one core).
@@ -113,6 +117,11 @@ class Machine:
     blas: float = 1.0
     pipes: Pipes | None = None
     boost: float = 0.0
+
+    @property
+    def calls_libraries(self) -> bool:
+        """Whether a library may compute what kernels could."""
+        return self.libraries != NO_LIBRARIES
 
     @property
     def clock(self) -> float:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from .errors import MlcError
 from .expr.dtypes import DType
-from .machine import KNOWN, Machine, capability, known_machine, oldest_machine
+from .machine import KNOWN, NO_LIBRARIES, Machine, capability, known_machine, oldest_machine
 
 # Types of torch's devices whose tensors kernels are made for; what is computed on others is left to torch.
 DEVICES = ("cpu", "cuda")
@@ -28,7 +28,9 @@ class Target:
     register on a CPU; ``warp`` is threads per warp (wavefront); ``features`` are LLVM's feature flags of a CPU
     ("+avx2,+fma,…"), or "+tf32" of a GPU whose tensor cores may round float32 operands. ``gemm`` where kernels may call
     a BLAS library's ``sgemm`` from each thread of a team. ``onednn``: torch has that library beside MKL, which
-    multiplies plain matrices too.
+    multiplies plain matrices too. ``libraries`` are those whose functions may be called: "aten", torch's; where there
+    are none, kernels compute everything that they can, and call nothing but the C library's mathematics and a team's
+    functions.
     """
 
     kind: str
@@ -44,6 +46,7 @@ class Target:
     features: str = ""
     gemm: bool = False
     onednn: bool = False
+    libraries: tuple[str, ...] = ("aten",)
 
     @property
     def is_gpu(self) -> bool:
@@ -143,7 +146,7 @@ def _machine(target: Target) -> Machine:
         usual, cores=target.cores, matmul=usual.matmul * share, float32=usual.float32 * share,
         issued=usual.issued * share, block_shared=shared, warp=warp, vector_bytes=target.vector_bytes,
         l1_bytes=target.l1_bytes, l2_bytes=target.l2_bytes, reads_ahead=amd, lanes_alone=amd,
-        halves=halves, blas=0.5 if narrow else 1.0,
+        halves=halves, blas=0.5 if narrow else 1.0, libraries=usual.libraries if target.libraries else NO_LIBRARIES,
     )  # fmt: skip
 
 

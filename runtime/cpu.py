@@ -58,15 +58,19 @@ class _Machines(threading.local):
     """Target machines of one thread: they are not for two threads at once."""
 
     def __init__(self) -> None:
-        self.known: dict[tuple[str, str, int], Any] = {}
+        self.known: dict[tuple[str, str, int, str], Any] = {}
 
-    def of(self, target: Target, level: int) -> Any:
+    def of(self, target: Target, level: int, triple: str) -> Any:
         flags = _flags(target)
-        key = (target.arch, flags, level)
+        key = (target.arch, flags, level, triple)
         if key not in self.known:
+            if triple:
+                llvm.initialize_all_targets()
+                llvm.initialize_all_asmprinters()
             llvm.initialize_native_target()
             llvm.initialize_native_asmprinter()
-            kind = llvm.Target.from_triple(llvm.get_process_triple())
+            llvm.initialize_native_asmparser()
+            kind = llvm.Target.from_triple(triple or llvm.get_process_triple())
             self.known[key] = kind.create_target_machine(
                 cpu=target.arch, features=flags, opt=level, reloc="pic", codemodel="small"
             )
@@ -76,13 +80,13 @@ class _Machines(threading.local):
 _MACHINES = _Machines()
 
 
-def compile_object(texts: Sequence[str], target: Target, *, quick: bool = False) -> bytes:
+def compile_object(texts: Sequence[str], target: Target, *, quick: bool = False, triple: str = "") -> bytes:
     """One relocatable object of modules of LLVM IR; threads may compile at the same time.
 
     ``quick`` is for long code that only calls other code: it is compiled as it stands, in a tenth of the time.
-    Raises: CpuCompileError with LLVM's own words.
+    ``triple`` names another system than this process's. Raises: CpuCompileError with LLVM's own words.
     """
-    machine = _MACHINES.of(target, 0 if quick else 2)
+    machine = _MACHINES.of(target, 0 if quick else 2, triple)
     context = llvm.create_context()
     try:
         module = llvm.parse_assembly(texts[0], context)

@@ -25,9 +25,10 @@ def _host() -> tuple[str, str]:
     return llvm.get_host_cpu_name(), ",".join(sorted(llvm.get_host_cpu_features().flatten().split(",")))
 
 
-def cpu_target(cores: int | None = None, products: str = "auto") -> Target:
+def cpu_target(cores: int | None = None, products: str = "auto", libraries: str = "aten") -> Target:
     """The processor of this machine, with as many cores as torch uses threads, or ``cores``. ``products`` is "blas"
-    where products are not for oneDNN."""
+    where products are not for oneDNN; ``libraries`` is "none" where kernels call none."""
+    calls = libraries != "none"
     name, features = _host()
     flags = set(features.split(","))
     width = 64 if "+avx512f" in flags else 32 if "+avx2" in flags or "+avx" in flags else 16
@@ -41,11 +42,13 @@ def cpu_target(cores: int | None = None, products: str = "auto") -> Target:
         warp=1,
         max_threads=1,
         features=features,
-        gemm=_has_gemm(),
-        onednn=products == "auto"
+        gemm=calls and _has_gemm(),
+        onednn=calls
+        and products == "auto"
         and torch.backends.mkldnn.enabled
         and torch.backends.mkldnn.is_available()
         and torch.backends.mkl.is_available(),
+        libraries=("aten",) if calls else (),
     )
 
 
@@ -84,16 +87,22 @@ def named_target(name: str) -> Target:
     return target
 
 
-def target_for(device: str, override: str | None = None, cores: int | None = None, products: str = "auto") -> Target:
+def target_for(
+    device: str,
+    override: str | None = None,
+    cores: int | None = None,
+    products: str = "auto",
+    libraries: str = "aten",
+) -> Target:
     """The target of tensors on ``device`` ("cpu", "cuda:0"), or the one that ``override`` names ("cuda:sm_90").
-    ``cores`` and ``products`` are for CPUs, as in ``cpu_target``.
+    ``cores``, ``products`` and ``libraries`` are for CPUs, as in ``cpu_target``.
 
     Raises: TargetError where the device is of a kind with no code, or there is no GPU to ask and no override.
     """
     if override is not None and override != "cpu" and not device.startswith("cpu"):
         return _as_torch_allows(named_target(override))
     if device.startswith("cpu"):
-        return cpu_target(cores, products)
+        return cpu_target(cores, products, libraries)
     kind, _, number = device.partition(":")
     if kind != "cuda":
         raise TargetError(f"no kernels for device {device!r}; they are generated for cpu and cuda tensors")

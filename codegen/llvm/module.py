@@ -70,9 +70,9 @@ class _Module:
         signature = ", ".join(passed)
         entry = _entry(self.nest, names, types, call=apart, status=status)
         if apart:
-            b = Builder(f"define internal void @{self.nest.name}.main({signature})", features)
+            b = Builder(f"define internal void @{self.nest.name}.main({signature})", features, self.sleef)
         else:
-            b = Builder(entry[0].removesuffix(" #0 {"), features)
+            b = Builder(entry[0].removesuffix(" #0 {"), features, self.sleef)
             b.lines.extend(entry[2:])
         places = {p.name: _parameter(self.nest, p.name) for p in self.nest.params}
         if status:
@@ -106,7 +106,7 @@ class _Module:
         parameters += [f"i64 %{s.name}" for s in nest.symbols.symbols]
         parameters += [f"ptr %{STATUS}"] * self.tells
         signature = ", ".join([*parameters, "i64 %low", "i64 %high"])
-        b = Builder(f"define internal void @{nest.name}.part({signature})", features)
+        b = Builder(f"define internal void @{nest.name}.part({signature})", features, self.sleef)
         places = {p.name: _parameter(nest, p.name) for p in nest.params}
         if self.tells:
             places[STATUS] = BufferPlace(f"%{STATUS}", I64, (), (), fixed=True)
@@ -135,6 +135,11 @@ class _Module:
     def tells(self) -> bool:
         """Whether the kernel may meet an index that is out of range."""
         return is_checked(self.nest) or has_checks(self.nest)
+
+    @property
+    def sleef(self) -> bool:
+        """Whether vectors may be given to Sleef, which torch carries."""
+        return bool(self.target.libraries)
 
     def features(self) -> frozenset[str]:
         return frozenset(f[1:] for f in self.target.features.split(",") if f.startswith("+"))
@@ -230,7 +235,7 @@ def _region(module: _Module, ctx: Context, loop: Loop, nest: Nest, storage: dict
         f"i64 {v.name}" for v in indices.values()
     ]
     signature = ", ".join([*parameters, "i64 %low", "i64 %high"])
-    b = Builder(f"define internal void @{name}({signature})", ctx.b.features)
+    b = Builder(f"define internal void @{name}({signature})", ctx.b.features, ctx.b.sleef)
     inner = Context(ctx.nest, ctx.target, b, places, dict(indices), dict(ctx.extents), assumed=ctx.assumed)
     heap = _allocate(inner, [s for s in storage.values() if s.region == loop.var])
     run_loop(inner, nest, loop, Val("%low", I64), Val("%high", I64))

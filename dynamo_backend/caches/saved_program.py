@@ -105,7 +105,7 @@ def save_program(compiled: CompiledGraph, options: Options, *, region: bool = Fa
         KernelStore.packed(key, record, kept.codes),
         constants,
         {name: getattr(options, name) for name in _KEPT},
-        {d: asdict(target_for(d, options.target, options.threads, options.cpu_products)) for d in record["devices"]},
+        {d: asdict(target_for(d, options.target, options.threads, options.cpu_products, options.libraries)) for d in record["devices"]},
         environment_fingerprint(),
         {place: line for place in kept.places if (line := kept.host.lines(place))},
         region,
@@ -122,7 +122,7 @@ def _named(record: Mapping[str, Any]) -> set[str]:
 def _check_target(name: str, device: str, wanted: Target, options: Options) -> None:
     """Raises SavedProgramError where machine code for a target cannot run on a device of this machine."""
     try:
-        here = target_for(device, options.target, options.threads, options.cpu_products)
+        here = target_for(device, options.target, options.threads, options.cpu_products, options.libraries)
     except TargetError as error:
         raise SavedProgramError(f"{name} was compiled for {wanted} ({device}): {error}") from None
     if wanted.is_gpu:

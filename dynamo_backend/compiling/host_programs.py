@@ -210,7 +210,7 @@ def _host_code(program: HostProgram, text: HostText, options: Options, store: Ke
     uses_gpu = any(d != "cpu" for d in program.devices)
     if options.host_program == "python" or (options.host_program == "auto" and uses_gpu):
         return HostCode(text)
-    target = target_for("cpu", options.target, options.threads, options.cpu_products)
+    target = target_for("cpu", options.target, options.threads, options.cpu_products, options.libraries)
     found = HostCode(text, store=store, target=target, program=program)
     if options.host_program != "native":
         return found
@@ -241,7 +241,7 @@ def _stored(record: Mapping[str, Any], options: Options, store: KernelStore) -> 
     native = NativeHost(_unpacked(kept["text"]), own, parts, rescues, kept["gpu"], tuple(kept["launches"]))
     if kept["text"]:
         return HostCode(
-            text, native, store=store, target=target_for("cpu", options.target, options.threads, options.cpu_products)
+            text, native, store=store, target=target_for("cpu", options.target, options.threads, options.cpu_products, options.libraries)
         )
     code, support = store.code(kept["code"]), store.code(kept["support"])
     return None if code is None or support is None else HostCode(text, native, code, support)

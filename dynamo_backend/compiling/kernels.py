@@ -247,6 +247,11 @@ def _written(
         return nest, schedule, plan.run.step(SOURCE[target.is_gpu], emit, schedule.nest, target)
 
 
+def written(function: Callee, target: Target, plan: KernelPlan) -> KernelSource:
+    """The text of the kernel of a function, which somebody else compiles. Raises EmitError and ScheduleError."""
+    return _written(function, target, plan, _by_hand(function, target, plan))[2]
+
+
 def scheduled(function: Callee, target: Target, plan: KernelPlan) -> LoopNest:
     """The loops that the code of a function is made of, unless they turn out to take too much of a GPU."""
     return _scheduled(function, target, plan, _by_hand(function, target, plan))[1].nest

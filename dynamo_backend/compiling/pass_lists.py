@@ -105,4 +105,4 @@ def context_of(options: Options, given: Collection[str] = ()) -> PassContext:
 
 
 def _target_of(options: Options, device: str) -> Target:
-    return target_for(device, options.target, options.threads, options.cpu_products)
+    return target_for(device, options.target, options.threads, options.cpu_products, options.libraries)

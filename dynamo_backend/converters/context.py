@@ -85,12 +85,14 @@ class ImportContext:
         *,
         fallback_random: bool,
         numerics: str,
+        libraries: bool = True,
         bodies: Callable[[fx.Node], Graph] | None = None,
     ) -> None:
         self.nodes: list[Node] = []
         self.sizes = sizes
         self.fallback_random = fallback_random
         self.numerics = numerics
+        self._libraries = libraries
         self.node: fx.Node
         self.val: Any = None
         # What the result is called: the node's own name, except for parts of a node.
@@ -110,6 +112,10 @@ class ImportContext:
         """Make ``node`` the one being converted."""
         self.node, self.val, self.origins = node, node.meta.get("val"), origins
         self.result = node.name
+
+    def calls_libraries(self, device: str) -> bool:
+        """Whether a library may compute on a device what kernels could: elsewhere than on CPUs always."""
+        return self._libraries or not device.startswith("cpu")
 
     @contextmanager
     def result_of(self, k: int) -> Iterator[None]:

@@ -67,6 +67,7 @@ def import_graph(
     *,
     fallback_random: bool = False,
     numerics: str = "fast",
+    libraries: bool = True,
     static: Collection[int] = (),
     name: str = "main",
     skipped: Mapping[fx.Node, fx.Node | None] = _NOTHING,
@@ -76,12 +77,12 @@ def import_graph(
 
     ``example_inputs`` stand in for placeholders whose ``meta["val"]`` is missing. ``static`` holds the positions of
     the inputs that are parameters or buffers. ``fallback_random`` leaves random ops to ATen (eager's own numbers);
-    ``numerics`` is "fast" or "eager". ``skipped`` nodes, inputs and outputs among them, are left out; what reads one
+    ``numerics`` is "fast" or "eager"; without ``libraries`` kernels compute on CPUs all that they can. ``skipped`` nodes, inputs and outputs among them, are left out; what reads one
     reads the node that it is mapped to. ``called_after`` is filled with the node of each name that is made here and is
     no node's own. Raises ImportFailure.
     """
     decomposed = decompose_flex_attention(gm)
-    importer = _Importer(decomposed, example_inputs, fallback_random, numerics, frozenset(static), skipped)
+    importer = _Importer(decomposed, example_inputs, fallback_random, numerics, libraries, frozenset(static), skipped)
     graph = importer.run(name)
     if called_after is not None:
         called_after.update(importer.ctx.called_after)
@@ -147,6 +148,7 @@ class _Importer:
         examples: Sequence[Any],
         fallback_random: bool,
         numerics: str,
+        libraries: bool,
         static: frozenset[int],
         skipped: Mapping[fx.Node, fx.Node | None] = _NOTHING,
     ) -> None:
@@ -158,8 +160,9 @@ class _Importer:
         names = {n.name for n in gm.graph.nodes}
         self.sizes = SizeMap(names)
         self.ctx = ImportContext(
-            names, self.sizes, fallback_random=fallback_random, numerics=numerics, bodies=self.body
-        )
+            names, self.sizes, fallback_random=fallback_random, numerics=numerics, libraries=libraries,
+            bodies=self.body,
+        )  # fmt: skip
         self.env = _Values(skipped)
         self.inputs: list[GraphInput] = []
         self.outputs: tuple[GraphOutput, ...] = ()
@@ -199,7 +202,9 @@ class _Importer:
 
     def body(self, node: fx.Node) -> Graph:
         """The graph of a function that a node of this one names."""
-        return import_graph(attribute(self.gm, str(node.target)), numerics=self.ctx.numerics, name=node.name)
+        body = attribute(self.gm, str(node.target))
+        libraries = self.ctx.calls_libraries("cpu")
+        return import_graph(body, numerics=self.ctx.numerics, libraries=libraries, name=node.name)
 
     # --- the ends of the graph --------------------------------------------------------------------------------------
 

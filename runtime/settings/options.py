@@ -28,6 +28,7 @@ from .values import (  # fmt: skip
     parse_cpu_pool,
     parse_cpu_products,
     parse_host_program,
+    parse_libraries,
     parse_limit,
     parse_log,
     parse_loss_chunk,
@@ -353,6 +354,16 @@ class Options:
         changes_code=True,
         doc="Which library multiplies matrices of float32 on CPUs. auto takes oneDNN where torch's BLAS has narrower "
         "vectors than the processor; blas is that BLAS.",
+    )
+    libraries: str = _option(
+        "MLC_LIBRARIES",
+        parse_libraries,
+        default="aten",
+        shown="aten",
+        values="aten, none",
+        changes_code=True,
+        doc="Which libraries compute on CPUs what kernels could too. aten are those that torch calls, where they are "
+        "faster; with none kernels compute everything that they can, and call nothing but libm and a team's functions.",
     )
     schedules: Overrides | None = _option(
         "MLC_SCHEDULES",

@@ -180,6 +180,13 @@ def parse_cpu_products(value: object) -> str:
     return text
 
 
+def parse_libraries(value: object) -> str:
+    text = str(value).strip().lower()
+    if text not in ("aten", "none"):
+        raise ValueRefused("aten or none", ("aten", "none"), text)
+    return text
+
+
 def parse_host_program(value: object) -> str:
     text = str(value).strip().lower()
     if text not in HOST_PROGRAMS:

@@ -44,6 +44,9 @@ class Direction(enum.Enum):
 
 def decide(c: Convolution, direction: Direction, table: SymbolTable, machine: Machine) -> Decision:
     """Open one direction of a depthwise convolution where our loops take less time than the library."""
+    if not machine.calls_libraries:
+        told = _told(c) if c.is_depthwise else f"convolution: sums of {c.taps} taps"
+        return Decision(True, f"{told} in loops, for no library may be called")
     on_cpu = not machine.is_gpu
     library = f"convolution: {machine.libraries.convolutions}"
     if not c.is_depthwise:

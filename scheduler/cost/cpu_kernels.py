@@ -42,6 +42,15 @@ PART_TEAM = 1 << 15
 
 # Rows of a weight that meet a panel of sums at a time, the vectors of a panel, and the rows of the other operand.
 PANEL_ROWS, PANEL, PANEL_TILE = 4, 32, 4
+# Rows from which a tile of results stays in registers for a whole sum; terms that one accumulator takes before they
+# join the others; the widest panel that is copied by vectors alone.
+TILE_ROWS, TILE_TERMS, TILE_PANELS = 5, 256, 128
+# Rows and vectors of such tiles, the best first, with 32 registers and with 16. Loads for a term are as many as both.
+TILES = ((8, 3), (6, 4), (7, 3), (12, 2), (10, 2), (11, 2), (9, 2), (5, 4), (16, 1), (14, 1), (24, 1))
+SMALL_TILES = ((4, 3), (6, 2), (3, 4), (5, 2), (4, 2), (7, 1), (10, 1))
+# Rows that a panel meets from which it is copied.
+PACKED_ROWS = 32
+
 # Elements of a tile, so many that its maximum is next to nothing of the work, and the part of the first-level cache
 # that they take at most.
 ONLINE_TILE, ONLINE_PART = 2048, 4
@@ -101,6 +110,25 @@ def product_tile(machine: Machine) -> tuple[int, int]:
     """Rows and columns whose sums are in registers at a time, where a product's weight lies along the sum. One vector
     of a column is in a register beside them, and those of the rows."""
     return (4, 6) if has_more_registers(machine) else (2, 5)
+
+
+def register_tiles(machine: Machine, rows: int | None, vectors: int) -> tuple[tuple[int, int], ...]:
+    """Rows and vectors of the tiles of a product, those that leave least of their last ones empty first. ``rows`` where
+    they are known; ``vectors`` are those of a row of results."""
+    tiles = TILES if has_more_registers(machine) else SMALL_TILES
+
+    def cost(tile: tuple[int, int]) -> float:
+        high, wide = tile
+        filled = 1.0 if rows is None else rows / (-(-rows // high) * high)
+        filled *= vectors / (-(-vectors // wide) * wide)
+        return (1.0 + 0.25 * (high + wide) / (high * wide)) / filled
+
+    return tuple(sorted(tiles, key=cost))
+
+
+def packs_panels(rows: int, panels: int, machine: Machine) -> bool:
+    """Whether panels of a weight are copied before so many rows meet them: where there are panels for all cores."""
+    return rows >= PACKED_ROWS and panels >= machine.cores
 
 
 def stencil_sums(machine: Machine) -> tuple[int, ...]:

@@ -63,7 +63,7 @@ def joint_pays(sizes: Sequence[tuple[int, int, int]], itemsize: int, target: Tar
 def packed_pays(rows: int, inner: int, columns: int, itemsize: int, target: Target) -> bool:
     """Whether a product of ``rows`` rows is faster with its weight in a library's own layout than with the plain one,
     which BLAS puts in order at each call. A single row of float32 it multiplies by the weight as that lies."""
-    if target.is_gpu:
+    if target.is_gpu or not target.machine.calls_libraries:
         return False
     machine, elements = target.machine, inner * columns
     read, multiplied = elements * itemsize / machine.bandwidth, 2.0 * rows * elements / machine.matmul
@@ -78,7 +78,7 @@ def packed_pays(rows: int, inner: int, columns: int, itemsize: int, target: Targ
 def packed_filters_pay(elements: int, pixels: int, target: Target) -> bool:
     """Whether a convolution that makes ``pixels`` of all images with filters of so many ``elements`` is faster where
     these are in a library's own layout."""
-    if target.is_gpu:
+    if target.is_gpu or not target.machine.calls_libraries:
         return False
     return FILTER_IN_ORDER * elements >= NOTICED * 2.0 * elements * pixels / target.machine.matmul
 

@@ -68,9 +68,24 @@ class Convolution:
         return count
 
     @property
-    def multiplier(self) -> sympy.Expr:
-        """Outputs of each input channel, of a depthwise one."""
-        return self.weight.shape[1] if self.transposed else sympy.Integer(int(self.weight.shape[0]) // self.groups)
+    def read(self) -> sympy.Expr:
+        """Input channels of a group: of each filter."""
+        return sympy.Integer(int(self.input.shape[1]) // self.groups)
+
+    @property
+    def made(self) -> sympy.Expr:
+        """Outputs of a group."""
+        return sympy.Integer(int(self.output.shape[1]) // self.groups)
+
+    def group(self, channel: sympy.Expr, of: sympy.Expr) -> sympy.Expr:
+        """The group of a channel, of ``of`` in each."""
+        return sympy.S.Zero if self.groups == 1 else channel if of == 1 else FloorDiv(channel, of)
+
+    def member(self, channel: sympy.Expr, of: sympy.Expr) -> sympy.Expr:
+        """Which of its group a channel is."""
+        if of == 1:
+            return sympy.S.Zero
+        return channel if self.groups == 1 else ModularIndexing(channel, sympy.S.One, of)
 
 
 def convolution(node: Node, graph_types: Mapping[str, TensorType]) -> Convolution | None:
@@ -138,45 +153,48 @@ class _Window:
 
 
 def decompose_forward(c: Convolution, name: Names, note: str) -> list[Node]:
-    """The output of a depthwise convolution as a sum over taps, and the element that adds its bias."""
-    axes = axes_of(len(c.output.shape))
-    batch, channel, *at = axes
-    many = c.multiplier
-    source = FloorDiv(channel, many) if many != 1 else channel
+    """The output as a sum over taps and the channels that filters read, and the element that adds its bias."""
+    batch, channel, *at = axes_of(len(c.output.shape))
     over: Extents = {}
-    if c.transposed:
-        window = _covering(c, at, c.input.shape[2:], over)
-        row = sympy.S.Zero if many == 1 else ModularIndexing(channel, sympy.S.One, many)
-        filters: tuple[sympy.Expr, ...] = (source, row)
-    else:
-        window = _covered(c, at, [_axis(k, over) for k in c.kernel])
-        filters = (channel, sympy.S.Zero)
+    window = _covering(c, at, over) if c.transposed else _covered(c, at, _taps(c, over))
+    within = _axis(c.read, over)
+    source = c.group(channel, c.made) * c.read + within
+    filters = (source, c.member(channel, c.made)) if c.transposed else (channel, within)
     term = _term(c, c.names["input"], (batch, source, *window.places), filters, window)
     bias = Load(c.names["bias"], (channel,), c.output.dtype) if "bias" in c.names else None
     return _summed(c, name, c.output, over, term, bias, note)
 
 
 def decompose_input_gradient(c: Convolution, name: Names, kind: TensorType, note: str) -> list[Node]:
-    """The gradient of a depthwise convolution's input: what each element gave to the windows that cover it."""
+    """The gradient of the input: what each element gave to the windows that cover it, or that it was spread over."""
     batch, channel, *at = axes_of(len(kind.shape))
     over: Extents = {}
-    window = _covering(c, at, c.output.shape[2:], over)
-    which = channel * c.multiplier + _axis(c.multiplier, over)
-    term = _term(c, c.names["grad"], (batch, which, *window.places), (which, sympy.S.Zero), window)
+    window = _covered(c, at, _taps(c, over)) if c.transposed else _covering(c, at, over)
+    within = _axis(c.made, over)
+    which = c.group(channel, c.read) * c.made + within
+    filters = (channel, within) if c.transposed else (which, c.member(channel, c.read))
+    term = _term(c, c.names["grad"], (batch, which, *window.places), filters, window)
     return _summed(c, name, kind, over, term, None, note)
 
 
 def decompose_weight_gradient(c: Convolution, name: Names, kind: TensorType, note: str) -> list[Node]:
-    """The gradient of a depthwise convolution's filters: sums over all windows."""
-    channel, _, *taps = axes_of(len(kind.shape))
+    """The gradient of the filters: sums over all windows."""
+    first, second, *taps = axes_of(len(kind.shape))
     over: Extents = {}
-    batch, *at = (_axis(e, over) for e in (c.output.shape[0], *c.output.shape[2:]))
+    shorter = c.input if c.transposed else c.output
+    batch, *at = (_axis(e, over) for e in (shorter.shape[0], *shorter.shape[2:]))
     window = _covered(c, at, [sympy.S.Zero if k == 1 else t for t, k in zip(taps, c.kernel, strict=True)])
-    many, wide = c.multiplier, kind.dtype.compute
-    source = FloorDiv(channel, many) if many != 1 else channel
-    read = cast(Load(c.names["input"], (batch, source, *window.places), kind.dtype), wide)
-    grad = cast(Load(c.names["grad"], (batch, channel, *at), kind.dtype), wide)
-    return _summed(c, name, kind, over, call("mul", _guarded(read, window.inside), grad), None, note)
+    wide, of = kind.dtype.compute, (c.made, c.read) if not c.transposed else (c.read, c.made)
+    # What the filters' first dimension counts lies on the shorter side, and of its group the second on the longer one.
+    other = c.group(first, of[0]) * of[1] + (second if of[1] != 1 else sympy.S.Zero)
+    near, far = ("input", "grad") if c.transposed else ("grad", "input")
+    read = cast(Load(c.names[far], (batch, other, *window.places), kind.dtype), wide)
+    given = cast(Load(c.names[near], (batch, first, *at), kind.dtype), wide)
+    return _summed(c, name, kind, over, call("mul", _guarded(read, window.inside), given), None, note)
+
+
+def _taps(c: Convolution, over: Extents) -> list[sympy.Expr]:
+    return [_axis(k, over) for k in c.kernel]
 
 
 def decompose_bias_gradient(c: Convolution, name: Names, kind: TensorType, note: str) -> list[Node]:
@@ -196,9 +214,10 @@ def can_gather(c: Convolution) -> bool:
 def _covered(c: Convolution, at: Sequence[sympy.Expr], taps: Sequence[sympy.Expr]) -> _Window:
     """The places of the longer side that the windows ``at`` of the shorter one cover."""
     places, inside = [], []
+    longer, shorter = (c.output, c.input) if c.transposed else (c.input, c.output)
     for k, size in enumerate(c.kernel):
         place = at[k] * c.stride[k] + taps[k] * c.dilation[k] - c.padding[k]
-        extent, out = c.input.shape[2 + k], c.output.shape[2 + k]
+        extent, out = longer.shape[2 + k], shorter.shape[2 + k]
         beyond = (out - 1) * c.stride[k] + (size - 1) * c.dilation[k] - c.padding[k] - (extent - 1)
         if c.padding[k] > 0:
             inside.append(_compared("ge", place, sympy.S.Zero))
@@ -208,17 +227,25 @@ def _covered(c: Convolution, at: Sequence[sympy.Expr], taps: Sequence[sympy.Expr
     return _Window(tuple(places), tuple(taps), tuple(inside))
 
 
-def _covering(c: Convolution, at: Sequence[sympy.Expr], shorter: Sequence[sympy.Expr], over: Extents) -> _Window:
+def _covering(c: Convolution, at: Sequence[sympy.Expr], over: Extents) -> _Window:
     """The windows of the shorter side that cover the places ``at`` of the longer one.
 
     They begin at multiples of the stride, and are counted back from the last one that begins at the place or before.
+    Where windows are dilated too, all taps are counted, of which some meet no window.
     """
     places, taps, inside, exists = [], [], [], []
+    shorter = (c.input if c.transposed else c.output).shape[2:]
     for k, size in enumerate(c.kernel):
         step, moved = c.stride[k], at[k] + c.padding[k]
         if step == 1:
             tap = _axis(size, over)
             place = moved - tap * c.dilation[k]
+        elif c.dilation[k] != 1:
+            tap = _axis(size, over)
+            ahead = -(-(size - 1) * c.dilation[k] // step)  # windows that may lie before the first
+            from_first = moved - tap * c.dilation[k] + ahead * step
+            place = FloorDiv(from_first, sympy.Integer(step)) - ahead
+            exists.append(_compared("eq", ModularIndexing(from_first, sympy.S.One, sympy.Integer(step)), sympy.S.Zero))
         else:
             back = _axis(-(-size // step), over)
             tap = ModularIndexing(moved, sympy.S.One, sympy.Integer(step)) + step * back

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from .dynamo_backend.converters.registry import NoConversion
     from .dynamo_backend.entry.modules import compile, from_fx
     from .dynamo_backend.explaining.explain import explain
+    from .dynamo_backend.export.errors import ExportError
+    from .dynamo_backend.export.export import export
+    from .dynamo_backend.export.load import load
     from .dynamo_backend.patterns.register import register_pattern
     from .dynamo_backend.reports.page.compare import compare
     from .ir.expr.formula import Formula
@@ -32,13 +35,15 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "Formula", "IRModule", "MemoryStats", "NoConversion", "OptionError", "Options", "Registration", "RegistrationError",
-    "Rule", "Schedule", "ScheduleError", "Trace", "__version__", "compare", "compile", "empty_cache", "explain",
-    "from_fx", "load_cache_artifacts", "memory_stats", "parse", "register_converter", "register_intrinsic",
-    "register_pass", "register_pattern", "register_rule", "schedule", "show",
+    "ExportError", "Formula", "IRModule", "MemoryStats", "NoConversion", "OptionError", "Options", "Registration",
+    "RegistrationError", "Rule", "Schedule", "ScheduleError", "Trace", "__version__", "compare", "compile",
+    "empty_cache", "explain", "export", "from_fx", "load", "load_cache_artifacts", "memory_stats", "parse",
+    "register_converter", "register_intrinsic", "register_pass", "register_pattern", "register_rule", "schedule",
+    "show",
 ]  # fmt: skip
 
 _HOME = {
+    "ExportError": "dynamo_backend.export.errors",
     "Formula": "ir.expr.formula",
     "IRModule": "ir.graph.graph",
     "MemoryStats": "runtime.pool.pool",
@@ -55,7 +60,9 @@ _HOME = {
     "compile": "dynamo_backend.entry.modules",
     "empty_cache": "runtime.pool.pool",
     "explain": "dynamo_backend.explaining.explain",
+    "export": "dynamo_backend.export.export",
     "from_fx": "dynamo_backend.entry.modules",
+    "load": "dynamo_backend.export.load",
     "load_cache_artifacts": "runtime.compile.artifacts",
     "memory_stats": "runtime.pool.pool",
     "parse": "ir.text.parser",

@@ -13,9 +13,11 @@ from .test_machine_figures import ROOMS, trees
 FILES = "names of files and modules"
 SYNTAX = "words of a language that is written or read here: a script, LLVM IR, settings"
 TORCH = "names that torch, Python or Inductor made, which say nothing elsewhere"
+ELF = "names of symbols that assemblers make, by the rules of ELF"
 OWN = "names that the same file put together"
 # How often each file does, and whose names those are.
 TOLD = {
+    "codegen/elf/format.py": (1, ELF),
     "codegen/host/python/words.py": (1, SYNTAX),
     "codegen/llvm/functions/functions.py": (1, SYNTAX),
     "codegen/llvm/text/builder.py": (3, SYNTAX),

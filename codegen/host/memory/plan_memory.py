@@ -72,6 +72,22 @@ def plan_memory(program: HostProgram) -> HostProgram:
     return program
 
 
+def place_all(program: HostProgram) -> HostProgram:
+    """The program with an arena for everything that it allocates.
+
+    Raises ArenaError where data decide how much that is, or something wants it as a tensor.
+    """
+    every = storages(program)
+    sizes = _Sizes.of(program, every, ALIGN)
+    for s in every:
+        if s.nbytes not in sizes.rows or not (s.ours and s.by_address):
+            raise ArenaError(f"{program.name}: {s.name} of {s.nbytes} bytes has no place in an arena")
+    if not every:
+        return program
+    arena, _ = sizes.placed(every)
+    return replace(program, arena=arena, peaks=peaks_of([], arena))
+
+
 def _device(every: Sequence[Storage]) -> str:
     """The device on which most tensors are that only launches look at."""
     counts = Counter(s.type.device for s in every if s.ours and s.by_address)

@@ -282,6 +282,8 @@ def _inverse_hyperbolic(fn: str) -> Handler:
 
     def handler(b: Builder, args: Args, dtype: DType) -> Val:
         (x,) = args
+        if not b.sleef:
+            return library_call(b, fn, x)
         size = b.intrinsic("fabs", x) if fn == "asinh" else x
         far = b.binary("fcmp ogt", size, b.const(2.0**60 if dtype is DType.FLOAT32 else 2.0**500, dtype), BOOL)
         near = library_call(b, fn, b.select(far, b.const(1.0, dtype), x))
@@ -298,6 +300,8 @@ def _hyperbolic(fn: str) -> Handler:
 
     def handler(b: Builder, args: Args, dtype: DType) -> Val:
         (x,) = args
+        if not b.sleef:
+            return library_call(b, fn, x)
         size = b.intrinsic("fabs", x)
         far = b.binary("fcmp ogt", size, b.const(88.0 if dtype is DType.FLOAT32 else 709.0, dtype), BOOL)
         near = library_call(b, fn, b.select(far, b.const(1.0, dtype), x))

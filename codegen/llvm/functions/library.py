@@ -1,9 +1,14 @@
-"""Functions that are not written inline: Sleef's, which torch carries, for vectors, and the C library's for scalars."""
+"""Functions that are not written inline: Sleef's, which torch carries, for vectors, and the C library's for scalars.
+
+Where Sleef may not be called, those of float32 are computed in float64 (``wide``), and the C library's one by one for
+the lanes of others.
+"""
 
 from __future__ import annotations
 
 from ....ir.expr.dtypes import DType
 from ..text.builder import Builder, Val, element_type
+from . import wide
 
 # Sleef's name and its error bound in tenths of an ulp.
 _SLEEF = {
@@ -23,9 +28,11 @@ def library_call(b: Builder, fn: str, *args: Val) -> Val:
     """``fn`` of float32 or float64 values by a library: vectors in pieces of the machine's width."""
     args = b.same(*args)
     dtype, lanes = args[0].dtype, args[0].lanes
+    if not b.sleef and dtype is DType.FLOAT32 and (ours := wide.ONE.get(fn) or wide.TWO.get(fn)) is not None:
+        return ours(b, *args)
     width = _width(b, dtype)
     if not lanes or not width:
-        return _scalars(b, fn, args)
+        return wide.scalars(b, fn, args)
     stem, _, error = _SLEEF[fn].partition(" ")
     letter = "f" if dtype.itemsize == 4 else "d"
     name = f"{PREFIX}{stem}{letter}{width}{'_' + error if error else ''}"
@@ -38,23 +45,12 @@ def library_call(b: Builder, fn: str, *args: Val) -> Val:
 
 
 def _width(b: Builder, dtype: DType) -> int:
-    """Lanes of the vector that Sleef's functions of this machine take; 0 where torch has none."""
+    """Lanes of the vector that Sleef's functions of this machine take; 0 where torch has none, or it is not to be
+    called."""
+    if not b.sleef:
+        return 0
     bits = 512 if "avx512f" in b.features else 256 if "avx2" in b.features else 0
     return bits // (dtype.itemsize * 8)
-
-
-def _scalars(b: Builder, fn: str, args: tuple[Val, ...]) -> Val:
-    dtype, lanes = args[0].dtype, args[0].lanes
-    element = element_type(dtype)
-    name = fn + ("f" if dtype.itemsize == 4 else "")
-    if not lanes:
-        return Val(b.call(element, name, *(str(a) for a in args)), dtype, 0)
-    result = "poison"
-    for k in range(lanes):
-        part = [f"{element} {b.op(f'extractelement {a}, i64 {k}')}" for a in args]
-        one = b.call(element, name, *part)
-        result = b.op(f"insertelement <{lanes} x {element}> {result}, {element} {one}, i64 {k}")
-    return Val(result, dtype, lanes)
 
 
 def _slice(b: Builder, v: Val, start: int, width: int) -> Val:

@@ -116,9 +116,11 @@ class BodyFrame:
 class Builder:
     """The body of one function under construction."""
 
-    def __init__(self, signature: str, features: frozenset[str] = frozenset()) -> None:
+    def __init__(self, signature: str, features: frozenset[str] = frozenset(), sleef: bool = True) -> None:
         self.signature = signature
         self.features = features
+        # Whether vectors may be given to functions of Sleef.
+        self.sleef = sleef
         self.entry: list[str] = []
         self.lines: Lines = []
         self.block = "entry"

@@ -104,6 +104,7 @@ def embedding_bag(
     if ctx.used() - {0}:
         raise NoConversion("a bag's other results than its embeddings")
     fetched = not (weight.type.numel.is_Integer and weight.type.numel <= NEAR)
+    fetched = fetched and ctx.calls_libraries(weight.device)
     if fetched and mode != _MAX and weight.device.startswith("cpu") and weight.dtype is not DType.FLOAT64:
         raise NoConversion("sums of embeddings: a library's kernel that fetches the rows ahead")
     with ctx.result_of(0):

@@ -71,7 +71,7 @@ def _over(kept: tuple[sympy.Expr, ...], extent: sympy.Expr) -> tuple[ReductionSp
 def cdist(ctx: ImportContext, a: Tensor, b: Tensor, p: float, compute_mode: int | None) -> Tensor:
     out = ctx.type()
     rows = [ctx.sizes.hint(t.shape[-2]) for t in (a, b)]
-    if p == 2 and compute_mode != 2 and max(rows) > _FEW_ROWS:
+    if p == 2 and compute_mode != 2 and max(rows) > _FEW_ROWS and ctx.calls_libraries(a.device):
         raise NoConversion("Euclidean distances by a matrix product")
     if a.shape[-1] == 0:
         return ctx.compute(const(0, out.dtype.compute))

@@ -45,6 +45,8 @@ def widened(ctx: ImportContext, *args: Any, **kwargs: Any) -> Any:
     """The call with its half operands as float32; declined, for the library as it is, where they are none."""
     op = str(ctx.node.target)
     halves = [a for a in args if isinstance(a, Tensor) and a.dtype.is_half and not multiplies_halves(a.device)]
+    if halves and not ctx.calls_libraries(halves[0].device):
+        raise NoConversion(LIBRARY_REASONS[op])  # loops read the narrow operands
     if not halves or ctx.numerics == "eager" or any(multiplies(a.dtype.torch) for a in halves):
         raise NoConversion(LIBRARY_REASONS[op])
     kinds = _wide_types(ctx)

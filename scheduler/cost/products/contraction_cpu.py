@@ -50,6 +50,8 @@ def decide_cpu(product: LibraryProduct, machine: Machine, fast: bool = True) -> 
     if product.n > product.m * 4:
         packed = (False, b.is_packed)
     sizes = f"{product.m} x {product.k} x {product.n}"
+    if not machine.calls_libraries:
+        return Decision(True, f"matrix product: {sizes} in loops, for no library may be called", packed)
     if product.depth == 1:
         return Decision(True, f"no sum: {sizes}, each element of the result is one product", packed)
     if not any(packed) and _is_small(product, machine):

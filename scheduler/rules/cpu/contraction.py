@@ -27,9 +27,9 @@ MOST_PACKED = 8
 
 
 @dataclass(frozen=True, slots=True)
-class _DimensionRoles:
+class DimensionRoles:
     """What the dimensions of a product are: ``batch`` of all operands, ``columns`` of the weight, ``rows`` of the other
-    operand; ``packed`` those over the parts of one word; ``lane`` the one along which the weight lies."""
+    operand; ``packed`` those over the parts of one word; ``lane`` the one along which the ``weight`` lies."""
 
     batch: tuple[sympy.Symbol, ...]
     columns: tuple[sympy.Symbol, ...]
@@ -37,6 +37,7 @@ class _DimensionRoles:
     packed: tuple[sympy.Symbol, ...]
     over: tuple[sympy.Symbol, ...]
     lane: sympy.Symbol
+    weight: Reach
 
     @property
     def is_across(self) -> bool:
@@ -44,7 +45,8 @@ class _DimensionRoles:
         return self.lane in self.over
 
 
-def _roles(nest: LoopNest) -> _DimensionRoles | None:
+def product_roles(nest: LoopNest) -> DimensionRoles | None:
+    """What the dimensions of a nest of products are; None where it is none."""
     shape = analyse(nest)
     if not shape.reductions or not all(map(_is_product, shape.reductions)):
         return None
@@ -52,10 +54,10 @@ def _roles(nest: LoopNest) -> _DimensionRoles | None:
     if any(a.var in inner for b in shape.blocks if not b.is_reduction for a in b.axes):
         return None
     reads = [a for a in shape.accesses if not a.is_write and not a.is_gather and _moves(a, inner)]
-    weight = max(reads, key=lambda a: _elements(shape, a), default=None)
+    long = [v for v, e in shape.rows if e != 1]
+    weight = max(reads, key=lambda a: (_has_lanes(shape, a, reads, inner), _elements(shape, a)), default=None)
     if weight is None:
         return None
-    long = [v for v, e in shape.rows if e != 1]
     columns = tuple(v for v in long if _moves(weight, [v]) and any(not _moves(a, [v]) for a in reads))
     rows = tuple(v for v in long if not _moves(weight, [v]))
     batch = tuple(v for v, _ in shape.rows if v not in columns and v not in rows)
@@ -76,7 +78,7 @@ def _roles(nest: LoopNest) -> _DimensionRoles | None:
         # The parts of a word beside each other, as their partners are: lanes that shift one word by different counts.
         if extents[v] == MOST_PACKED and all(a.step(v) == 1 for a in others) and not _moves(weight, [v]):
             lane, packed = v, tuple(p for p in packed if p != v)
-    return _DimensionRoles(batch, columns, rows, packed, tuple(extents), lane)
+    return DimensionRoles(batch, columns, rows, packed, tuple(extents), lane, weight)
 
 
 def _is_product(block: Block) -> bool:
@@ -95,6 +97,16 @@ def _moves(access: Reach, along: Iterable[sympy.Symbol]) -> bool:
     return any(access.step(v) != 0 for v in along)
 
 
+def _has_lanes(shape: NestShape, weight: Reach, reads: list[Reach], inner: set[sympy.Symbol]) -> bool:
+    """Whether lanes along which an operand lies are neighbours in whatever else has them too: the other operands where
+    they run along the sum, else the results. A result is where its last stage writes it."""
+    unit = [v for v, e in (*shape.inner, *shape.rows) if e != 1 and weight.step(v) == 1]
+    if any(v in inner for v in unit):
+        return all(a.step(v) in (0, 1) for v in unit if v in inner for a in reads)
+    written = [a for a in shape.accesses if a.is_write and _moves(a, unit)]
+    return bool(unit) and any(a.step(v) == 1 for v in unit for a in written)
+
+
 def _elements(shape: NestShape, access: Reach) -> int:
     extents = dict((*shape.rows, *shape.inner))
     count = 1
@@ -107,11 +119,11 @@ def _elements(shape: NestShape, access: Reach) -> int:
 
 
 def _matches(nest: LoopNest, target: Target) -> bool:
-    return _roles(nest) is not None
+    return product_roles(nest) is not None
 
 
 def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
-    roles = _roles(nest)
+    roles = product_roles(nest)
     assert roles is not None
     extents = dict(analyse(nest).rows)
     sums, (most, beside) = sums_in_registers(target.machine), product_tile(target.machine)
@@ -144,12 +156,12 @@ def _together(nest: LoopNest, extent: sympy.Expr, sums: int) -> int:
 
 
 def _apply(schedule: Schedule, target: Target, params: Params) -> None:
-    roles = _roles(schedule.nest)
+    roles = product_roles(schedule.nest)
     assert roles is not None
     rows, columns, wide = int(params["rows"]), int(params["columns"]), int(params["wide"])
     shared = 0
     for name in schedule.get_blocks():
-        place = _Loops(schedule, name)
+        place = ProductLoops(schedule, name)
         outer = [place.take(v) for v in (*roles.batch, *roles.columns[:-1])]
         if roles.is_across:
             column, *inner_columns = place.cut(roles.columns[-1], columns)
@@ -170,7 +182,7 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
         if len(loops) > 1:
             schedule.reorder(*loops)
         if schedule.block(name).is_reduction:
-            _take_out(schedule, [lp for lp in inside if lp], place)
+            take_out(schedule, [lp for lp in inside if lp], place)
         for lp in (*inner_rows, *(inner_columns if roles.is_across else ())):
             schedule.unroll(lp)
         if schedule.block(name).is_reduction or not roles.is_across:
@@ -181,8 +193,8 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
 
 def _terms(
     schedule: Schedule,
-    place: _Loops,
-    roles: _DimensionRoles,
+    place: ProductLoops,
+    roles: DimensionRoles,
     target: Target,
     sums: tuple[int, int],
     columns: list[str],
@@ -210,7 +222,7 @@ def _terms(
     return [*serial, last, *vectors, *together, *packed, *rows, lane]
 
 
-def _take_out(schedule: Schedule, inside: list[str], place: _Loops) -> None:
+def take_out(schedule: Schedule, inside: list[str], place: ProductLoops) -> None:
     """Factors that all terms of a sum have in common multiply it once; groups are summed by themselves for that."""
     summed = place.reducing(inside)
     schedule.annotate(summed[0], FACTOR, True)
@@ -223,7 +235,7 @@ def _take_out(schedule: Schedule, inside: list[str], place: _Loops) -> None:
 
 
 @dataclass(slots=True)
-class _Loops:
+class ProductLoops:
     """The loops of one block by the axes that they run over."""
 
     schedule: Schedule

@@ -109,6 +109,11 @@ for name, (fn, make, how) in CASES.items():
     torch.testing.assert_close(results(compiled, make()), results(fn, make()))
     compiled.save_compiled_function(f"{sys.argv[1]}/{name}")
     torch.testing.assert_close(results(load(sys.argv[1], name), make()), results(fn, make()))
+x = torch.ones(3, 4)
+for grad in (True, False):
+    with torch.set_grad_enabled(grad):
+        method = torch.compile(net().forward, backend="mlc", fullgraph=True, dynamic=True).aot_compile(((x,), {}))
+    method.save_compiled_function(f"{sys.argv[1]}/method_{grad}")
 model = torch.compile(net(), backend="mlc", fullgraph=True)
 kinds = [torch._dynamo.aot_compile.ModelInput((torch.ones(n, 4),), {}, [torch.no_grad()]) for n in (2, 5)]
 model._aot_compile(kinds)
@@ -132,6 +137,22 @@ for name, (fn, make, how) in CASES.items():
         except IndexError as error:
             notes = getattr(error, "__notes__", error.args)
             assert "saved_models.py" in notes[-1] and "x.sin()[i] + 1" in notes[-1], notes
+for grad in (True, False):
+    method, mine, eager = load(sys.argv[1], f"method_{grad}"), net(), net()
+    with torch.set_grad_enabled(grad):
+        for n in (3, 8):
+            out, wanted = method(mine, torch.ones(n, 4)), eager(torch.ones(n, 4))
+            torch.testing.assert_close(out, wanted)
+            if grad:
+                (out.sum() + wanted.sum()).backward()
+                torch.testing.assert_close(mine.linear.weight.grad, eager.linear.weight.grad)
+    for wrong in (torch.ones(3, 5), torch.ones(3, 4, dtype=torch.float64)):
+        try:
+            method(mine, wrong)
+        except RuntimeError as error:
+            assert "GuardManager check failed" in str(error), error
+        else:
+            raise AssertionError("wrong inputs are taken")
 model = torch.compile(net(), backend="mlc", fullgraph=True)
 with open(f"{sys.argv[1]}/net", "rb") as file:
     model._load_aot_compiled_module(file.read())

@@ -1,0 +1,1 @@
+"""ELF: relocatable objects of LLVM's become one shared object, or one relocatable object, without a linker."""

@@ -1,0 +1,1 @@
+"""A model as a shared library: what is exported, and the library's own runtime."""

@@ -1,0 +1,245 @@
+"""Calls of a library, and the shapes of their results, in LLVM IR."""
+
+from __future__ import annotations
+
+from .codes import CODES, SAY
+from .constants import Constants
+
+
+def calls_text(name: str, constants: Constants, words: int) -> str:
+    """``NAME_shapes`` and ``NAME_call``; the checks take so many words of scratch."""
+    return _shapes(name, constants, words) + _calls(name, constants)
+
+
+def _shapes(name: str, constants: Constants, words: int) -> str:
+    t = constants.text
+    return f"""
+; --- shapes -----------------------------------------------------------------------------------------------------------
+
+define i32 @{name}_shapes(ptr %model, i32 %number, ptr %in, ptr %out) {{
+entry:
+  %text = call ptr @llvm.threadlocal.address.p0(ptr @failure)
+  store i8 0, ptr %text
+  %no.model = icmp eq ptr %model, null
+  br i1 %no.model, label %nothing, label %which
+nothing:
+  %a = {SAY} {t("shapes: the model may not be a null pointer")})
+  ret i32 {CODES["argument"]}
+which:
+  %f = call ptr @function_of(ptr %text, i32 %number, ptr %in, ptr %out)
+  %unknown = icmp eq ptr %f, null
+  br i1 %unknown, label %refuse, label %room
+refuse:
+  ret i32 {CODES["argument"]}
+room:
+  %values = call ptr @calloc(i64 {max(words, 1)}, i64 8)
+  %no.values = icmp eq ptr %values, null
+  br i1 %no.values, label %no.memory, label %check
+no.memory:
+  %b = {SAY} {t("shapes: the system has no memory left")})
+  ret i32 {CODES["memory"]}
+check:
+  %count.at = getelementptr inbounds %Function, ptr %f, i32 0, i32 8
+  %count = load i64, ptr %count.at
+  %sizes = getelementptr inbounds i64, ptr %values, i64 %count
+  %code = call i32 @check_inputs(ptr %text, ptr %f, ptr %in, ptr %values, ptr %sizes)
+  %fine = icmp eq i32 %code, 0
+  br i1 %fine, label %tell, label %end
+tell:
+  %told = call i32 @tell_shapes(ptr %text, ptr %f, ptr %values, ptr %out)
+  br label %end
+end:
+  %status = phi i32 [ %code, %check ], [ %told, %tell ]
+  call void @free(ptr %values)
+  ret i32 %status
+}}
+
+; Write kinds, shapes and strides of the results.
+define internal i32 @tell_shapes(ptr %text, ptr %f, ptr %values, ptr %out) {{
+entry:
+  %specs.at = getelementptr inbounds %Function, ptr %f, i32 0, i32 3
+  %specs = load ptr, ptr %specs.at
+  %count.at = getelementptr inbounds %Function, ptr %f, i32 0, i32 4
+  %count = load i64, ptr %count.at
+  br label %each
+each:
+  %k = phi i64 [ 0, %entry ], [ %k.next, %next ]
+  %more = icmp ult i64 %k, %count
+  br i1 %more, label %one, label %done
+one:
+  %spec = getelementptr inbounds %Spec, ptr %specs, i64 %k
+  %tensor = getelementptr inbounds %Tensor, ptr %out, i64 %k
+  %rank.at = getelementptr inbounds %Spec, ptr %spec, i32 0, i32 1
+  %rank = load i32, ptr %rank.at
+  %first.at = getelementptr inbounds %Spec, ptr %spec, i32 0, i32 4
+  %first = load i64, ptr %first.at
+  %extents = getelementptr inbounds i64, ptr %values, i64 %first
+  %kind.at = getelementptr inbounds %Tensor, ptr %tensor, i32 0, i32 1
+  store i32 1, ptr %kind.at
+  %id.at = getelementptr inbounds %Tensor, ptr %tensor, i32 0, i32 2
+  store i32 0, ptr %id.at
+  %given.at = getelementptr inbounds %Tensor, ptr %tensor, i32 0, i32 3
+  store i32 %rank, ptr %given.at
+  %packed.at = getelementptr inbounds %Spec, ptr %spec, i32 0, i32 2
+  %packed = load i32, ptr %packed.at
+  %type.at = getelementptr inbounds %Tensor, ptr %tensor, i32 0, i32 4
+  store i32 %packed, ptr %type.at
+  %offset.at = getelementptr inbounds %Tensor, ptr %tensor, i32 0, i32 9
+  store i64 0, ptr %offset.at
+  %wide = zext i32 %rank to i64
+  %bytes = shl i64 %wide, 3
+  %scalar = icmp eq i32 %rank, 0
+  br i1 %scalar, label %next, label %extent
+extent:
+  %shape.at = getelementptr inbounds %Tensor, ptr %tensor, i32 0, i32 7
+  %shape = load ptr, ptr %shape.at
+  %none = icmp eq ptr %shape, null
+  br i1 %none, label %missing, label %write
+missing:
+  %f.name = load ptr, ptr %f
+  %name = load ptr, ptr %spec
+  %a = {SAY} {t("%s: result %lld (%s) has %d dimensions, and there is no memory for its shape")}, ptr %f.name, i64 %k,
+      ptr %name, i32 %rank)
+  ret i32 {CODES["argument"]}
+write:
+  call void @llvm.memcpy.p0.p0.i64(ptr %shape, ptr %extents, i64 %bytes, i1 false)
+  %strides.at = getelementptr inbounds %Tensor, ptr %tensor, i32 0, i32 8
+  %strides = load ptr, ptr %strides.at
+  %dense = icmp eq ptr %strides, null
+  br i1 %dense, label %next, label %write.strides
+write.strides:
+  %computed = getelementptr inbounds i64, ptr %extents, i64 %wide
+  call void @llvm.memcpy.p0.p0.i64(ptr %strides, ptr %computed, i64 %bytes, i1 false)
+  br label %next
+next:
+  %k.next = add i64 %k, 1
+  br label %each
+done:
+  ret i32 0
+}}
+"""
+
+
+def _calls(name: str, constants: Constants) -> str:
+    t = constants.text
+    return f"""
+; --- calls ------------------------------------------------------------------------------------------------------------
+
+define i32 @{name}_call(ptr %context, i32 %number, ptr %in, ptr %out) {{
+entry:
+  %text = call ptr @llvm.threadlocal.address.p0(ptr @failure)
+  %none = icmp eq ptr %context, null
+  br i1 %none, label %nothing, label %claim
+nothing:
+  %a = {SAY} {t("call: the context may not be a null pointer")})
+  ret i32 {CODES["argument"]}
+claim:
+  %busy.at = getelementptr inbounds %Context, ptr %context, i32 0, i32 1
+  %swap = cmpxchg ptr %busy.at, i32 0, i32 1 acquire monotonic
+  %free = extractvalue {{ i32, i1 }} %swap, 1
+  br i1 %free, label %run, label %busy
+busy:
+  ; The sentence of the context is the other call's.
+  %b = {SAY} {t("call: this context is in another call; each thread needs a context of its own")})
+  ret i32 {CODES["argument"]}
+run:
+  %message = getelementptr inbounds %Context, ptr %context, i32 0, i32 7
+  store i8 0, ptr %message
+  %code = call i32 @checked_call(ptr %message, ptr %context, i32 %number, ptr %in, ptr %out)
+  store atomic i32 0, ptr %busy.at release, align 4
+  ret i32 %code
+}}
+
+; A call of a context that no other call has.
+define internal i32 @checked_call(ptr %text, ptr %context, i32 %number, ptr %in, ptr %out) {{
+entry:
+  %f = call ptr @function_of(ptr %text, i32 %number, ptr %in, ptr %out)
+  %unknown = icmp eq ptr %f, null
+  br i1 %unknown, label %refuse, label %inputs.checked
+refuse:
+  ret i32 {CODES["argument"]}
+inputs.checked:
+  ; The words of the context: values, sizes, addresses of inputs and results, their ends, status.
+  %words.at = getelementptr inbounds %Context, ptr %context, i32 0, i32 6
+  %values = load ptr, ptr %words.at
+  %values.at = getelementptr inbounds %Function, ptr %f, i32 0, i32 8
+  %values.count = load i64, ptr %values.at
+  %sizes = getelementptr inbounds i64, ptr %values, i64 %values.count
+  %sizes.at = getelementptr inbounds %Function, ptr %f, i32 0, i32 6
+  %sizes.count = load i64, ptr %sizes.at
+  %inputs = getelementptr inbounds i64, ptr %sizes, i64 %sizes.count
+  %inputs.at = getelementptr inbounds %Function, ptr %f, i32 0, i32 2
+  %inputs.count = load i64, ptr %inputs.at
+  %results = getelementptr inbounds i64, ptr %inputs, i64 %inputs.count
+  %results.at = getelementptr inbounds %Function, ptr %f, i32 0, i32 4
+  %results.count = load i64, ptr %results.at
+  %input.ends = getelementptr inbounds i64, ptr %results, i64 %results.count
+  %result.ends = getelementptr inbounds i64, ptr %input.ends, i64 %inputs.count
+  %status = getelementptr inbounds i64, ptr %result.ends, i64 %results.count
+  %a = call i32 @check_inputs(ptr %text, ptr %f, ptr %in, ptr %values, ptr %sizes)
+  %a.fine = icmp eq i32 %a, 0
+  br i1 %a.fine, label %memory.checked, label %fail
+memory.checked:
+  %b = call i32 @check_memory(ptr %text, ptr %f, ptr %in, ptr %out, ptr %values, ptr %inputs, ptr %results,
+                              ptr %input.ends, ptr %result.ends)
+  %b.fine = icmp eq i32 %b, 0
+  br i1 %b.fine, label %arena.grown, label %fail
+arena.grown:
+  %place.at = getelementptr inbounds %Function, ptr %f, i32 0, i32 13
+  %place = load i64, ptr %place.at
+  %needed.at = getelementptr inbounds i64, ptr %values, i64 %place
+  %needed = load i64, ptr %needed.at
+  %c = call i32 @grow_arena(ptr %text, ptr %f, ptr %context, i64 %needed)
+  %c.fine = icmp eq i32 %c, 0
+  br i1 %c.fine, label %go, label %fail
+go:
+  call void @llvm.memset.p0.i64(ptr %status, i8 0, i64 40, i1 false)
+  %weights.at = getelementptr inbounds %Context, ptr %context, i32 0, i32 4
+  %weights = load ptr, ptr %weights.at
+  %arena.at = getelementptr inbounds %Context, ptr %context, i32 0, i32 2
+  %arena = load ptr, ptr %arena.at
+  %host.at = getelementptr inbounds %Function, ptr %f, i32 0, i32 12
+  %host = load ptr, ptr %host.at
+  ; Meanwhile this thread begins rounds of the model's team.
+  %model = load ptr, ptr %context
+  %team = getelementptr inbounds %Model, ptr %model, i32 0, i32 3
+  %own = call ptr @llvm.threadlocal.address.p0(ptr @own)
+  %before = load ptr, ptr %own
+  store ptr %team, ptr %own
+  %told = call i32 %host(ptr %inputs, ptr %results, ptr %weights, ptr %sizes, ptr %arena, ptr %status)
+  store ptr %before, ptr %own
+  %good = icmp eq i32 %told, 0
+  br i1 %good, label %done, label %wrong
+done:
+  ret i32 0
+wrong:
+  call void @tell_status(ptr %text, ptr %f, ptr %status)
+  ret i32 {CODES["index"]}
+fail:
+  %code = phi i32 [ %a, %inputs.checked ], [ %b, %memory.checked ], [ %c, %arena.grown ]
+  ret i32 %code
+}}
+
+; What a kernel has told: a wrong index (1), or a division of integers by zero (2).
+define internal void @tell_status(ptr %text, ptr %f, ptr %status) {{
+  %f.name = load ptr, ptr %f
+  %what = load i64, ptr %status
+  %launch.at = getelementptr inbounds i64, ptr %status, i64 4
+  %launch = load i64, ptr %launch.at
+  %divides = icmp eq i64 %what, 2
+  br i1 %divides, label %divisor, label %index
+divisor:
+  %a = {SAY} {t("%s: launch %lld divides an integer by zero")}, ptr %f.name, i64 %launch)
+  ret void
+index:
+  %index.at = getelementptr inbounds i64, ptr %status, i64 1
+  %value = load i64, ptr %index.at
+  %dim.at = getelementptr inbounds i64, ptr %status, i64 2
+  %dim = load i64, ptr %dim.at
+  %extent.at = getelementptr inbounds i64, ptr %status, i64 3
+  %extent = load i64, ptr %extent.at
+  %b = {SAY} {t("%s: launch %lld was given the index %lld, which is out of range for dimension %lld with size %lld")},
+      ptr %f.name, i64 %launch, i64 %value, i64 %dim, i64 %extent)
+  ret void
+}}
+"""

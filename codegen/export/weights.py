@@ -1,0 +1,148 @@
+"""Weights of a library, in LLVM IR: ``model.safetensors`` is mapped, compared with what the library was made for, and
+its tensors are addresses in it.
+
+The format is an int64 with the bytes of a header, that header as JSON, then data. The library knows the length of the
+file and a hash of its header (FNV-1a of 64 bits): enough to tell a damaged or foreign file, and no protection against
+people who mean to deceive it.
+"""
+
+from __future__ import annotations
+
+from .constants import Constants
+
+
+def header_hash(header: bytes) -> int:
+    """FNV-1a, 64 bits."""
+    h = 0xCBF29CE484222325
+    for byte in header:
+        h = (h ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
+    return h
+
+
+def signed(value: int) -> int:
+    """A number of 64 bits as LLVM writes it."""
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+DECLARATIONS = """
+declare i32 @open(ptr, i32, ...)
+declare i32 @close(i32)
+declare i64 @lseek(i32, i64, i32)
+declare ptr @mmap(ptr, i64, i32, i32, i32, i64)
+declare i32 @munmap(ptr, i64)
+declare i64 @strlen(ptr)
+"""
+
+
+def weights_text(constants: Constants, header: bytes, data_bytes: int, count: int) -> str:
+    """``@map_weights`` and ``@point_to_weights`` for a file with ``header`` and so many bytes of data."""
+    t = constants.text
+    length = 8 + len(header) + data_bytes
+    return f"""
+; Map the file of weights in "folder". Its address, or null with a sentence in "text".
+define internal ptr @map_weights(ptr %text, ptr %folder) {{
+entry:
+  %count = call i64 @strlen(ptr %folder)
+  %room = add i64 %count, 32
+  %path = call ptr @malloc(i64 %room)
+  %no.path = icmp eq ptr %path, null
+  br i1 %no.path, label %memory, label %name
+memory:
+  %m = call i32 (ptr, i64, ptr, ...) @snprintf(ptr %text, i64 1024, ptr {t("no memory for the name of a file")})
+  ret ptr null
+name:
+  %n = call i32 (ptr, i64, ptr, ...) @snprintf(ptr %path, i64 %room, ptr {t("%s/model.safetensors")}, ptr %folder)
+  %file = call i32 (ptr, i32, ...) @open(ptr %path, i32 524288)
+  %no.file = icmp slt i32 %file, 0
+  br i1 %no.file, label %unopened, label %measure
+unopened:
+  %u = call i32 (ptr, i64, ptr, ...) @snprintf(ptr %text, i64 1024, ptr {t("cannot open %s: %m")}, ptr %path)
+  call void @free(ptr %path)
+  ret ptr null
+measure:
+  %length = call i64 @lseek(i32 %file, i64 0, i32 2)
+  %whole = icmp eq i64 %length, {length}
+  br i1 %whole, label %map, label %short
+short:
+  %s = call i32 (ptr, i64, ptr, ...) @snprintf(ptr %text, i64 1024, ptr {
+        t("%s has %lld bytes, and this library was made for a file of %lld: it is another model's, or not complete")
+    }, ptr %path, i64 %length, i64 {length})
+  br label %fail
+map:
+  %data = call ptr @mmap(ptr null, i64 {length}, i32 1, i32 2, i32 %file, i64 0)
+  %bad = icmp eq ptr %data, inttoptr (i64 -1 to ptr)
+  br i1 %bad, label %unmapped, label %check
+unmapped:
+  %v = call i32 (ptr, i64, ptr, ...) @snprintf(ptr %text, i64 1024, ptr {t("cannot map %s: %m")}, ptr %path)
+  br label %fail
+check:
+  %header.bytes = load i64, ptr %data
+  %right = icmp eq i64 %header.bytes, {len(header)}
+  br i1 %right, label %hash, label %foreign
+hash:
+  %header = getelementptr inbounds i8, ptr %data, i64 8
+  %code = call i64 @hash_of(ptr %header, i64 {len(header)})
+  %same = icmp eq i64 %code, {signed(header_hash(header))}
+  br i1 %same, label %done, label %foreign
+foreign:
+  %w = call i32 (ptr, i64, ptr, ...) @snprintf(ptr %text, i64 1024, ptr {
+        t("the header of %s is not the one that this library was made for: it is another model's, or damaged")
+    }, ptr %path)
+  %gone = call i32 @munmap(ptr %data, i64 {length})
+  br label %fail
+done:
+  %closed = call i32 @close(i32 %file)
+  call void @free(ptr %path)
+  ret ptr %data
+fail:
+  %closed.too = call i32 @close(i32 %file)
+  call void @free(ptr %path)
+  ret ptr null
+}}
+
+; FNV-1a of 64 bits.
+define internal i64 @hash_of(ptr %bytes, i64 %count) {{
+entry:
+  br label %each
+each:
+  %k = phi i64 [ 0, %entry ], [ %k.next, %one ]
+  %h = phi i64 [ {signed(0xCBF29CE484222325)}, %entry ], [ %h.next, %one ]
+  %more = icmp ult i64 %k, %count
+  br i1 %more, label %one, label %done
+one:
+  %at = getelementptr inbounds i8, ptr %bytes, i64 %k
+  %byte = load i8, ptr %at
+  %wide = zext i8 %byte to i64
+  %mixed = xor i64 %h, %wide
+  %h.next = mul i64 %mixed, {0x100000001B3}
+  %k.next = add i64 %k, 1
+  br label %each
+done:
+  ret i64 %h
+}}
+
+; The addresses of all weights in the mapped file.
+define internal void @point_to_weights(ptr %mapped, ptr %places) {{
+entry:
+  br label %each
+each:
+  %k = phi i64 [ 0, %entry ], [ %k.next, %one ]
+  %more = icmp ult i64 %k, {count}
+  br i1 %more, label %one, label %done
+one:
+  %offset.at = getelementptr inbounds %Weight, ptr @weights, i64 %k
+  %offset = load i64, ptr %offset.at
+  %address = getelementptr inbounds i8, ptr %mapped, i64 %offset
+  %place = getelementptr inbounds ptr, ptr %places, i64 %k
+  store ptr %address, ptr %place
+  %k.next = add i64 %k, 1
+  br label %each
+done:
+  ret void
+}}
+
+define internal void @unmap_weights(ptr %mapped) {{
+  %gone = call i32 @munmap(ptr %mapped, i64 {length})
+  ret void
+}}
+"""

@@ -1,0 +1,1 @@
+"""Host programs of libraries: everything is an address, and no process of Python's is around them."""

@@ -1,0 +1,265 @@
+"""The host program as a function of a library, in LLVM IR, which knows neither Python nor torch.
+
+It is the third printing of the resolved steps, in which every name is an address: of the caller's inputs and results,
+of weights, or of a place in the arena that the caller brings. Views add to an address, and kernels are called by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import sympy
+
+from ....ir.graph.graph import MADE_SIZE, TensorType
+from ...kernel import EmitError
+from ..code import Code
+from ..memory.plan_memory import check_arena, place_all
+from ..steps.program import HostProgram
+from ..steps.resolve import resolve
+from ..steps.resolved import DropArena, Forget, HoldArena, Let, LookAt, Pointer, PointTo, Rename, RunKernel, Take
+from ..steps.step import BindSize, CallLibrary, HostStep, MakeView, Return
+from ..steps.write_out_loops import write_out_loops
+from .results import CopyOver, CopyResult, TakeResult, place_results, row_major, write_copies
+
+# The words of numbers that a kernel tells of a wrong index in, behind its arguments.
+_STATUS = 4
+# Parameters of the function.
+PARAMETERS = ("inputs", "results", "weights", "sizes", "arena", "status")
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedHost:
+    """``text`` is LLVM IR of the function ``entry``, which calls ``kernels`` and needs ``arena`` bytes of scratch.
+
+    ``launches`` are the lines of the model that each launch is from, by the number that the status tells.
+    """
+
+    entry: str
+    text: str
+    arena: sympy.Expr
+    kernels: tuple[str, ...]
+    launches: tuple[str, ...]
+
+
+def plan_export(program: HostProgram, types: Mapping[str, TensorType], results: Sequence[TensorType]) -> HostProgram:
+    """The program with its ``results``, of these types, in the caller's memory and all else in the arena, resolved.
+    ``types`` are those of all its tensors.
+
+    Raises EmitError and ArenaError for what has no place in either.
+    """
+    program = place_all(place_results(write_out_loops(write_copies(program, types)), results))
+    check_arena(program)
+    return replace(resolve(program), arena=program.arena)
+
+
+def emit_export(
+    program: HostProgram,
+    entry: str,
+    *,
+    inputs: Sequence[str],
+    weights: Mapping[str, int],
+    sizes: Sequence[sympy.Symbol],
+) -> ExportedHost:
+    """The function ``entry`` of a program that ``plan_export`` has planned::
+
+        i32 @entry(ptr %inputs, ptr %results, ptr %weights, ptr %sizes, ptr %arena, ptr %status)
+
+    ``inputs`` are the program's arguments in the order of the array, ``weights`` the places of the others in theirs,
+    and ``sizes`` the symbols for which the array has the dimensions that they are read off. Kernels are functions of
+    the names under which the program has them.
+    Raises EmitError for steps that only a process of Python's can do.
+    """
+    places = {name: ("inputs", k) for k, name in enumerate(inputs)}
+    places |= {name: ("weights", k) for name, k in weights.items()}
+    return _LibraryEmitter(Code(program.name), program, places, tuple(sizes)).emit(entry)
+
+
+@dataclass(slots=True)
+class _LibraryEmitter:
+    """The steps in their order, as lines of ``b``. ``at`` has the registers of addresses; ``wrong`` is from where
+    the common end of failed launches is reached, with the number of each and where its kernel told what."""
+
+    b: Code
+    program: HostProgram
+    places: Mapping[str, tuple[str, int]]
+    sizes: tuple[sympy.Symbol, ...]
+    at: dict[str, str] = field(default_factory=dict)
+    kernels: dict[str, None] = field(default_factory=dict)
+    launches: list[str] = field(default_factory=list)
+    wrong: list[tuple[str, str]] = field(default_factory=list)
+    most_arguments: int = 0
+    block: str = "begin"
+
+    def emit(self, entry: str) -> ExportedHost:
+        for step in self.program.steps:
+            self.step(step)
+        arena = self.program.arena
+        return ExportedHost(
+            entry, self.text(entry), sympy.S.Zero if arena is None else arena.size, tuple(self.kernels),
+            tuple(self.launches),
+        )  # fmt: skip
+
+    def step(self, step: HostStep) -> None:
+        match step:
+            case Take() | LookAt() | Let() | HoldArena() | DropArena():
+                pass  # inputs are looked at before the call, sizes have registers, and the arena is the caller's
+            case BindSize():
+                self.bind(step)
+            case TakeResult(name, _, position):
+                self.at[name] = self.b.load("results", position, "ptr")
+            case PointTo(name, base, offset):
+                self.at[name] = self.moved(self.address(base) if base else "%arena", offset)
+            case MakeView(name, kind, source, offset):
+                self.at[name] = self.moved(self.address(source), offset * kind.dtype.itemsize)
+            case Rename(name, Pointer(source)):
+                self.at[name] = self.address(source)
+            case RunKernel(use) if use.by_pointer and use.grid is None:
+                self.launch(step)
+            case CopyResult(source, kind, position):
+                target = self.b.load("results", position, "ptr")
+                self.copy(target, row_major(kind.shape), self.address(source), kind)
+            case CopyOver(name, target, source, kind, given):
+                self.at[name] = self.address(target)
+                self.copy(self.at[name], kind.strides, self.address(source), given)
+            case CallLibrary(node) if node.target == MADE_SIZE:
+                self.b.known[sympy.Symbol(node.names[0], integer=True, nonnegative=True)] = self.b.size(node.args[0])
+            case Forget():
+                pass
+            case Return(()):
+                self.b.line("ret i32 0")
+            case CallLibrary(node):
+                raise EmitError(f"{self.program.name}: a library has no {node.target}")
+            case _:
+                raise EmitError(f"{self.program.name}: {type(step).__name__} is nothing that a library can do")
+
+    def bind(self, step: BindSize) -> None:
+        """The size of a symbol, of the dimension that is read for it."""
+        if step.symbol not in self.sizes:
+            raise EmitError(f"{self.program.name}: no input has the size {step.symbol}")
+        value = self.b.load("sizes", self.sizes.index(step.symbol))
+        if step.shift:
+            value = self.b.value(f"sub i64 {value}, {step.shift}")
+        if step.scale != 1:
+            value = self.b.value(f"sdiv i64 {value}, {step.scale}")
+        self.b.known[step.symbol] = value
+
+    def address(self, name: str) -> str:
+        if name not in self.at:
+            array, k = self.places[name]
+            self.at[name] = self.b.load(array, k, "ptr")
+        return self.at[name]
+
+    def moved(self, base: str, nbytes: sympy.Expr) -> str:
+        shift = self.b.size(nbytes)
+        return base if shift == "0" else self.b.value(f"getelementptr inbounds i8, ptr {base}, i64 {shift}")
+
+    def label(self, name: str) -> None:
+        self.b.label(name)
+        self.block = name
+
+    # --- kernels ------------------------------------------------------------------------------------------------------
+
+    def launch(self, step: RunKernel) -> None:
+        name = step.use.kernel
+        self.kernels[name] = None
+        count = 0
+        for count, argument in enumerate(step.arguments, 1):
+            if isinstance(argument, Pointer):
+                self.b.store("arguments", count - 1, self.address(argument.name), "ptr")
+            else:
+                self.b.store("arguments", count - 1, self.b.size(argument))
+        self.most_arguments = max(self.most_arguments, count + _STATUS)
+        status = self.b.at("arguments", count)
+        self.b.line(f"store i64 0, ptr {status}")
+        self.b.line(f"call void @{name}(ptr %arguments)")
+        told = self.b.value(f"load i64, ptr {status}")
+        fine = self.b.value(f"icmp eq i64 {told}, 0")
+        number = len(self.launches)
+        self.launches.append(step.comment)
+        self.wrong.append((self.block, status))
+        self.b.line(f"br i1 {fine}, label %launched{number}, label %wrong")
+        self.label(f"launched{number}")
+
+    def failed(self) -> None:
+        """What the kernel told goes to the caller, with the number of the launch."""
+        if not self.wrong:
+            return
+        self.label("wrong")
+        numbers = ", ".join(f"[ {k}, %{block} ]" for k, (block, _) in enumerate(self.wrong))
+        words = ", ".join(f"[ {status}, %{block} ]" for block, status in self.wrong)
+        number, told = self.b.value(f"phi i64 {numbers}"), self.b.value(f"phi ptr {words}")
+        for k in range(_STATUS):
+            word = self.b.value(f"load i64, ptr {self.b.value(f'getelementptr inbounds i64, ptr {told}, i64 {k}')}")
+            self.b.store("status", k, word)
+        self.b.store("status", _STATUS, number)
+        self.b.line("ret i32 1")
+
+    # --- copies -------------------------------------------------------------------------------------------------------
+
+    def copy(self, target: str, wanted: Sequence[sympy.Expr], source: str, kind: TensorType) -> None:
+        """Element by element, in the order of dimensions; at once where both are row-major."""
+        rows = row_major(kind.shape)
+        if all(
+            n == 1 or (_is(s, r) and _is(w, r))
+            for n, s, w, r in zip(kind.shape, kind.strides, wanted, rows, strict=True)
+        ):
+            nbytes = self.b.size(kind.nbytes)
+            self.b.line(f"call void @llvm.memmove.p0.p0.i64(ptr {target}, ptr {source}, i64 {nbytes}, i1 false)")
+            return
+        item, depth = f"i{8 * kind.dtype.itemsize}", len(kind.shape)
+        extents, strides = [self.b.size(n) for n in kind.shape], [self.b.size(s) for s in kind.strides]
+        places = [self.b.size(s) for s in wanted]
+        name = f"copy{self.b.count}"
+        self.b.line(f"br label %{name}.0")
+        indices: list[str] = []
+        for d in range(depth):
+            outer = self.block if d == 0 else f"{name}.{d - 1}.in"
+            self.label(f"{name}.{d}")
+            indices.append(f"%{name}.i{d}")
+            self.b.line(f"{indices[d]} = phi i64 [ 0, %{outer} ], [ %{name}.next{d}, %{name}.{d}.end ]")
+            more = self.b.value(f"icmp slt i64 {indices[d]}, {extents[d]}")
+            beyond = f"{name}.{d - 1}.end" if d else f"{name}.done"
+            self.b.line(f"br i1 {more}, label %{name}.{d}.in, label %{beyond}")
+            self.label(f"{name}.{d}.in")
+            if d + 1 < depth:
+                self.b.line(f"br label %{name}.{d + 1}")
+        read, written = (self.element(item, base, by, indices) for base, by in ((source, strides), (target, places)))
+        value = self.b.value(f"load {item}, ptr {read}, align 1")
+        self.b.line(f"store {item} {value}, ptr {written}, align 1")
+        self.b.line(f"br label %{name}.{depth - 1}.end")
+        for d in reversed(range(depth)):
+            self.label(f"{name}.{d}.end")
+            self.b.line(f"%{name}.next{d} = add nuw nsw i64 {indices[d]}, 1")
+            self.b.line(f"br label %{name}.{d}")
+        self.label(f"{name}.done")
+
+    def element(self, item: str, base: str, strides: Sequence[str], indices: Sequence[str]) -> str:
+        offset = "0"
+        for index, stride in zip(indices, strides, strict=True):
+            part = self.b.value(f"mul i64 {index}, {stride}")
+            offset = part if offset == "0" else self.b.value(f"add i64 {offset}, {part}")
+        return self.b.value(f"getelementptr inbounds {item}, ptr {base}, i64 {offset}")
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def text(self, entry: str) -> str:
+        self.failed()
+        given = ", ".join(f"ptr %{p}" for p in PARAMETERS)
+        words = max(self.most_arguments, 1)
+        return "\n".join([
+            "declare void @llvm.memmove.p0.p0.i64(ptr, ptr, i64, i1)",
+            "declare i64 @llvm.smax.i64(i64, i64)",
+            "declare i64 @llvm.smin.i64(i64, i64)",
+            *(f"declare void @{name}(ptr)" for name in self.kernels),
+            f"define hidden i32 @{entry}({given}) nounwind {{",
+            "begin:",
+            f"  %arguments = alloca [{words} x i64], align 16",
+            *self.b.lines,
+            "}",
+            "",
+        ])  # fmt: skip
+
+
+def _is(a: sympy.Expr, b: sympy.Expr) -> bool:
+    return bool(sympy.expand(a - b) == 0)

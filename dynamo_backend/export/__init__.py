@@ -1,0 +1,1 @@
+"""Models as libraries: programs of ``torch.export`` to folders that need neither Python nor torch."""

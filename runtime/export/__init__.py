@@ -1,0 +1,1 @@
+"""Models as libraries: written to a folder, and opened again without torch."""

@@ -1,0 +1,299 @@
+"""A model that was written as a library, called from Python with NumPy: no torch, and nothing else of this project.
+
+This file works standing alone too: copy it beside a model, and ``python`` with NumPy is all that is needed::
+
+    from open import ModelLibrary
+
+    model = ModelLibrary("folder")
+    (y,) = model.call("forward", x)
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import re
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+try:  # NumPy's own types lack bfloat16 and those of eight bits
+    import ml_dtypes
+except ImportError:
+    ml_dtypes = None
+
+# DLPack's codes of types that NumPy itself does not have.
+_CODES = {
+    "complex32": 5, "bfloat16": 4, "float8_e4m3fn": 10, "float8_e4m3fnuz": 11, "float8_e5m2": 12,
+    "float8_e5m2fnuz": 13, "float8_e8m0fnu": 14,
+}  # fmt: skip
+_ERRORS = {
+    1: "argument", 2: "tensor", 3: "size", 4: "index", 5: "file", 6: "processor", 7: "memory",
+}  # fmt: skip
+
+
+class LibraryError(RuntimeError):
+    """The library refused something. ``kind`` is "argument", "tensor", "size", "index", "file", "processor" or
+    "memory"; the text is the library's own sentence."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+class DLTensor(ctypes.Structure):
+    """The structure of DLPack: what a library is given of an input, and of the memory for a result."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class _Options(ctypes.Structure):
+    _fields_ = (
+        ("size", ctypes.c_uint32),
+        ("threads", ctypes.c_int32),
+        ("parallel", ctypes.c_void_p),
+        ("host", ctypes.c_void_p),
+    )
+
+
+@dataclass(frozen=True)
+class LibraryTensor:
+    """An input or a result as the library describes it. Sizes are integers, or expressions as text."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+    strides: tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class LibraryFunction:
+    """A function of a library. ``sizes`` says where each symbol is read and its range; ``rules`` what has to hold."""
+
+    name: str
+    number: int
+    inputs: tuple[LibraryTensor, ...]
+    results: tuple[LibraryTensor, ...]
+    sizes: Mapping[str, Mapping[str, int | None]]
+    rules: tuple[str, ...]
+
+
+class ModelLibrary:
+    """A model in a folder with ``model.so`` and ``model.safetensors``.
+
+    ``threads`` is how many threads its loops use, the calling one included; 0 is as many as the process may use
+    processors. Threads may call at the same time: each has a context of its own, so that what calls change (buffers of
+    the model) is the thread's own too.
+
+    Raises: LibraryError where the folder holds no library, or its weights are missing, damaged or another model's, or
+    the processor lacks what the library uses.
+    """
+
+    def __init__(self, folder: str | Path, threads: int = 0) -> None:
+        self.folder = Path(folder)
+        path = self.folder / "model.so"
+        try:
+            names = set(re.findall(rb"(?<=\0)([A-Za-z_]\w*)_signature(?=\0)", path.read_bytes()))
+            if len(names) != 1:
+                raise LibraryError("file", f"{path} is no library of a model: it has {len(names)} signatures")
+            self._library = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise LibraryError("file", f"cannot open {path}: {error}") from error
+        self.name = names.pop().decode()
+        self._functions = {
+            "open": self._function("open", ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p),
+            "context": self._function("context", ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p),
+            "shapes": self._function("shapes", ctypes.c_int, *_CALL),
+            "call": self._function("call", ctypes.c_int, *_CALL),
+            "error": self._function("error", ctypes.c_char_p, ctypes.c_void_p),
+            "signature": self._function("signature", ctypes.c_char_p),
+            "close_context": self._function("close_context", None, ctypes.c_void_p),
+            "close": self._function("close", None, ctypes.c_void_p),
+        }
+        self.signature: dict[str, Any] = json.loads(self._functions["signature"]().decode())
+        self.functions = {f["name"]: _function_of(k, f) for k, f in enumerate(self.signature["functions"])}
+        options = _Options(ctypes.sizeof(_Options), threads, None, None)
+        model = ctypes.c_void_p()
+        self._check(
+            self._functions["open"](str(self.folder).encode(), ctypes.byref(options), ctypes.byref(model)), None
+        )
+        self._model = model.value
+        self._contexts = threading.local()
+        self._end = weakref.finalize(self, self._functions["close"], self._model)
+
+    def call(self, name: str, *arrays: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+        """Call a function in the context of this thread: arrays of its results, which are new.
+
+        Raises: LibraryError with the library's sentence where inputs are not what the function takes.
+        """
+        context = getattr(self._contexts, "own", None)
+        if context is None:
+            context = self._contexts.own = self.context()
+        result: list[np.ndarray[Any, Any]] = context.call(name, *arrays)
+        return result
+
+    def context(self) -> LibraryContext:
+        """A context of its own: scratch memory, and copies of what calls change, in their first state."""
+        if not self._end.alive:
+            raise LibraryError("argument", f"the library {self.name} has been closed")
+        return LibraryContext(self)
+
+    def shapes(self, name: str, *arrays: np.ndarray[Any, Any]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Shape and strides (in elements) of each result that a call with these arrays would give."""
+        if not self._end.alive:
+            raise LibraryError("argument", f"the library {self.name} has been closed")
+        function = self.function(name)
+        given = _tensors([_described(a, s) for a, s in zip(arrays, self._counted(function, arrays))])
+        out = (DLTensor * len(function.results))()
+        kept = []
+        for tensor, spec in zip(out, function.results):
+            tensor.shape, tensor.strides = (ctypes.c_int64 * len(spec.shape))(), (ctypes.c_int64 * len(spec.shape))()
+            kept.append((tensor.shape, tensor.strides))
+        self._check(self._functions["shapes"](self._model, function.number, given, out), None)
+        return [(tuple(t.shape[: t.ndim]), tuple(t.strides[: t.ndim])) for t in out]
+
+    def function(self, name: str) -> LibraryFunction:
+        """The function of that name. Raises: LibraryError with the names that there are."""
+        found = self.functions.get(name)
+        if found is None:
+            raise LibraryError("argument", f"{self.name} has no function {name!r}; it has {', '.join(self.functions)}")
+        return found
+
+    def close(self) -> None:
+        """Let go of the model; it ends with the last of its contexts."""
+        self._contexts = threading.local()
+        self._end()
+
+    def __enter__(self) -> ModelLibrary:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _function(self, name: str, result: Any, *arguments: Any) -> Any:
+        function = getattr(self._library, f"{self.name}_{name}")
+        function.restype, function.argtypes = result, arguments
+        return function
+
+    def _counted(self, f: LibraryFunction, arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[LibraryTensor, ...]:
+        if len(arrays) != len(f.inputs):
+            wanted = ", ".join(f"{s.name}: {s.dtype}[{', '.join(map(str, s.shape))}]" for s in f.inputs)
+            raise LibraryError("argument", f"{f.name} takes {len(f.inputs)} arrays ({wanted}), not {len(arrays)}")
+        return f.inputs
+
+    def _check(self, code: int, context: int | None) -> None:
+        if code:
+            raise LibraryError(_ERRORS.get(code, "unknown"), self._functions["error"](context).decode())
+
+
+class LibraryContext:
+    """A context of a library: one thread at a time may call in it, and its calls see what calls before have changed."""
+
+    def __init__(self, library: ModelLibrary) -> None:
+        self._library = library
+        handle = ctypes.c_void_p()
+        library._check(library._functions["context"](library._model, ctypes.byref(handle)), None)
+        self._handle = handle.value
+        self._end = weakref.finalize(self, library._functions["close_context"], self._handle)
+
+    def call(self, name: str, *arrays: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+        """As ``ModelLibrary.call``, in this context."""
+        library = self._library
+        if not self._end.alive:
+            raise LibraryError("argument", f"this context of {library.name} has been closed")
+        function = library.function(name)
+        results = [_made(spec, *places) for spec, places in zip(function.results, library.shapes(name, *arrays))]
+        given = _tensors([_described(a, s) for a, s in zip(arrays, library._counted(function, arrays))])
+        out = _tensors([_described(a, s) for a, s in zip(results, function.results)])
+        self.run(name, given, out)
+        return results
+
+    def run(self, name: str, inputs: Any, results: Any) -> None:
+        """Call with arrays of ``DLTensor`` that the caller has filled in; their memory has to stay until it returns."""
+        number = self._library.function(name).number
+        code = self._library._functions["call"](self._handle, number, inputs, results)
+        if code:
+            own = self._library._functions["error"](self._handle)
+            text = own or self._library._functions["error"](None)
+            raise LibraryError(_ERRORS.get(code, "unknown"), text.decode())
+
+    def close(self) -> None:
+        """Let go of its memory."""
+        self._end()
+
+
+_CALL = (ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+
+
+def _function_of(number: int, f: Mapping[str, Any]) -> LibraryFunction:
+    inputs, results = (
+        tuple(LibraryTensor(t["name"], t["dtype"], tuple(t["shape"]), tuple(t["strides"])) for t in f[key])
+        for key in ("inputs", "results")
+    )
+    return LibraryFunction(f["name"], number, inputs, results, f["sizes"], tuple(f["rules"]))
+
+
+def _type(name: str) -> np.dtype[Any]:
+    """The NumPy type of that name; where NumPy and ml_dtypes have none, unsigned integers that hold the bits."""
+    try:
+        return np.dtype(name)
+    except TypeError:
+        found = getattr(ml_dtypes, name, None)
+        if found is not None:
+            return np.dtype(found)
+        return np.dtype({"bfloat16": np.uint16, "complex32": np.uint32}.get(name, np.uint8))
+
+
+def _code(dtype: np.dtype[Any]) -> int | None:
+    """DLPack's code of a type; None where it has none."""
+    return _CODES.get(dtype.name, {"b": 6, "i": 0, "u": 1, "f": 2, "c": 5}.get(dtype.kind))
+
+
+def _described(array: np.ndarray[Any, Any], spec: LibraryTensor) -> tuple[DLTensor, tuple[object, ...]]:
+    """An array as DLPack has it, and what has to live as long."""
+    array = np.asarray(array)
+    # Bits of a type that NumPy lacks come as integers.
+    bits = array.dtype.name != spec.dtype and array.dtype == _type(spec.dtype)
+    code = _CODES.get(spec.dtype) if bits else _code(array.dtype)
+    if code is None:
+        raise LibraryError("tensor", f"{spec.name} is an array of {array.dtype}; it has to be of {spec.dtype}")
+    size = array.dtype.itemsize
+    if any(s % size for s in array.strides):
+        raise LibraryError("tensor", f"{spec.name} has strides of {array.strides} bytes, not of whole elements")
+    shape = (ctypes.c_int64 * max(array.ndim, 1))(*array.shape)
+    strides = (ctypes.c_int64 * max(array.ndim, 1))(*(s // size for s in array.strides))
+    tensor = DLTensor(array.ctypes.data, 1, 0, array.ndim, code, size * 8, 1, shape, strides, 0)
+    return tensor, (array, shape, strides)
+
+
+def _tensors(described: Sequence[tuple[DLTensor, tuple[object, ...]]]) -> Any:
+    """An array of tensors that keeps alive what they point to."""
+    array: Any = (DLTensor * max(len(described), 1))(*(t for t, _ in described))
+    array.kept = [kept for _, kept in described]
+    return array
+
+
+def _made(spec: LibraryTensor, shape: Sequence[int], strides: Sequence[int]) -> np.ndarray[Any, Any]:
+    """An empty array of that shape and those strides."""
+    dtype = _type(spec.dtype)
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    last = sum((n - 1) * s for n, s in zip(shape, strides))
+    flat = np.empty(last + 1, dtype)
+    return np.lib.stride_tricks.as_strided(flat, shape, [s * dtype.itemsize for s in strides])

@@ -1,0 +1,104 @@
+"""Write a model as a folder that any program can open: shared object, object, header, weights, texts of kernels.
+
+No compiler, assembler or linker is called: LLVM emits objects, and ``codegen/elf`` links them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...codegen.elf.format import ObjectFile
+from ...codegen.elf.link import link_shared
+from ...codegen.elf.merge import merge_objects
+from ...codegen.elf.read import read_object, renamed
+from ...codegen.export.header import header_text
+from ...codegen.export.interface import exported_names
+from ...codegen.export.library import ExportedFunction, ExportedModel
+from ...codegen.export.platform import platform_of
+from ...codegen.export.processor import compiled_for
+from ...codegen.export.runtime import IMPORTS, NEEDED, PlacedWeights, runtime_text, variant_symbol
+from ...codegen.export.tables import host_symbol
+from ...codegen.kernel import KernelSource
+from ...ir.target import Target
+from ..cpu import compile_object
+from .safetensors import plan_weights
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledLibrary:
+    """The objects of a library, before they are linked."""
+
+    name: str
+    objects: tuple[ObjectFile, ...]
+
+    def shared(self) -> bytes:
+        """``model.so``. Raises: ElfError for what no library has that it may use."""
+        return link_shared(self.objects, exported_names(self.name), IMPORTS, NEEDED)
+
+    def relocatable(self) -> bytes:
+        """``model.o``, of which the rest of a program sees the same names."""
+        return merge_objects(self.objects, exported_names(self.name), IMPORTS)
+
+
+def write_library(model: ExportedModel, weights: Mapping[str, np.ndarray[Any, Any]], folder: Path) -> None:
+    """Write ``model.so``, ``model.o``, ``model.h``, ``model.safetensors`` and ``kernels/`` to a folder.
+
+    ``weights`` has an array for each weight of the model, of its shape and type and with any strides. Equal models give
+    equal bytes. Raises: EmitError, ElfError, WeightError or CpuCompileError where the model cannot be a library; the
+    text says what of it.
+    """
+    plan = plan_weights(model.weights)
+    compiled = compile_library(model, plan.placed)
+    files = {
+        "model.so": compiled.shared(),
+        "model.o": compiled.relocatable(),
+        "model.h": header_text(model).encode(),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    plan.write(folder / "model.safetensors", weights)
+    texts = folder / "kernels"
+    texts.mkdir(exist_ok=True)
+    for kernel in model.kernels:
+        (texts / f"{kernel.name}.ll").write_text(kernel.text)
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+
+
+def compile_library(model: ExportedModel, placed: PlacedWeights) -> CompiledLibrary:
+    """Compile all that the library is made of."""
+    triple = platform_of(model.machine).triple
+    text = runtime_text(model, placed)
+    least = _compiled(model.target, model.machine)
+    # Before anything else this code looks whether the processor has what the rest needs: it runs on all.
+    any_processor = replace(least, arch="x86-64" if model.machine == "x86-64" else "generic", features="")
+    objects = [read_object(compile_object([text], any_processor, triple=triple), "the library's own code")]
+    objects += [_host(model, f, least, triple) for f in model.functions]
+    sets = [(v.target, v.kernels) for v in model.variants] + [(model.target, model.kernels)]
+    for number, (target, kernels) in enumerate(sets):
+        if kernels:
+            objects.append(_kernels(kernels, _compiled(target, model.machine), triple, number, bool(model.variants)))
+    return CompiledLibrary(model.name, tuple(objects))
+
+
+def _host(model: ExportedModel, f: ExportedFunction, target: Target, triple: str) -> ObjectFile:
+    """The host program of a function: long code that calls other code, compiled as it stands."""
+    data = compile_object([f.text], target, quick=True, triple=triple)
+    return renamed(read_object(data, f"the host program of {f.name}"), {f.entry: host_symbol(model, f)})
+
+
+def _kernels(kernels: Sequence[KernelSource], target: Target, triple: str, number: int, several: bool) -> ObjectFile:
+    data = compile_object([k.text for k in kernels], target, triple=triple)
+    name = f"the kernels for {target.arch} ({', '.join(k.name for k in kernels)})"
+    names = {k.name: variant_symbol(k.name, number) if several else k.name for k in kernels}
+    return renamed(read_object(data, name), names)
+
+
+def _compiled(target: Target, machine: str) -> Target:
+    """The target as LLVM is given it: with nothing that the library does not ask the processor for."""
+    arch, features = compiled_for(target, machine)
+    return replace(target, arch=arch, features=features)

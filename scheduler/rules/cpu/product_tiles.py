@@ -1,0 +1,132 @@
+"""Products of many rows on CPUs, where lanes are columns: a tile of results stays in registers for the whole sum.
+
+Each term of a tile takes a few vectors of the weight's row and an element of each of the other operand's rows, which a
+multiplication reads from memory for all its lanes. A panel of the weight, as wide as a tile, is copied for all tiles of
+rows that meet it: it then lies in one piece, whatever its rows are apart, and what is computed of its elements,
+conversions among it, is computed once. Source: Goto and van de Geijn 2008, without their blocks of the sum: a panel is
+read from the second-level cache as fast as it is multiplied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import sympy
+
+from ....ir.nest.hints import CASCADE
+from ....ir.nest.loops import LoopNest
+from ....ir.target import Target
+from ...cost.cpu_kernels import TILE_PANELS, TILE_ROWS, TILE_TERMS, packs_panels, register_tiles
+from ...error import ScheduleError
+from ...schedule.schedule import Schedule
+from ..analysis import analyse
+from ..registry import Params, Rule, Value
+from .common import merge_rows, parallel_roots
+from .contraction import DimensionRoles, ProductLoops, product_roles, take_out
+
+
+def _matches(nest: LoopNest, target: Target) -> bool:
+    roles = product_roles(nest)
+    if roles is None or roles.is_across or roles.packed or not roles.rows:
+        return False
+    extents, hint = dict(analyse(nest).rows), nest.symbols.hint
+    return hint(extents[roles.rows[-1]]) >= TILE_ROWS and hint(extents[roles.columns[-1]]) >= target.lanes(8)
+
+
+def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
+    roles = product_roles(nest)
+    assert roles is not None
+    extents, hint = dict(analyse(nest).rows), nest.symbols.hint
+    rows, columns = extents[roles.rows[-1]], extents[roles.columns[-1]]
+    tiles = register_tiles(target.machine, _known(rows), -(-hint(columns) // target.lanes(_size(nest))))
+    many = hint(sympy.Mul(*(extents[v] for v in roles.rows)))
+    panels = hint(columns) // (tiles[0][1] * target.lanes(_size(nest)))
+    pack = packs_panels(many, panels, target.machine)
+    return {
+        "rows": tuple(dict.fromkeys(r for r, _ in tiles)),
+        "vectors": tuple(dict.fromkeys(v for _, v in tiles)),
+        "pack": (pack, not pack),
+    }
+
+
+def _known(extent: sympy.Expr) -> int | None:
+    return int(extent) if extent.is_Integer else None
+
+
+def _size(nest: LoopNest) -> int:
+    """Bytes of what is summed."""
+    return max(u.values[0].dtype.compute.itemsize for b in analyse(nest).reductions for u in b.body)  # type: ignore[union-attr]
+
+
+def _apply(schedule: Schedule, target: Target, params: Params) -> None:
+    roles = product_roles(schedule.nest)
+    assert roles is not None
+    lanes, depth = target.lanes(_size(schedule.nest)), 0
+    panel: list[tuple[str, str]] = []
+    for name in schedule.get_blocks():
+        place = ProductLoops(schedule, name)
+        outer = [place.take(v) for v in (*roles.batch, *roles.columns[:-1])]
+        column, vectors, lane = _columns(schedule, place.take(roles.columns[-1]), int(params["vectors"]), lanes)
+        outer.append(column)
+        panel.append((name, column))
+        outer += [place.take(v) for v in roles.rows[:-1]]
+        row, *rows = place.cut(roles.rows[-1], int(params["rows"]))
+        outer.append(row)
+        inside = [*rows, vectors, lane]
+        depth = len([lp for lp in outer if lp])
+        terms: list[str] = []
+        if schedule.block(name).is_reduction:
+            terms = [place.take(v) for v in roles.over]
+            *_, last = [lp for lp in terms if lp] or [""]
+            if last and not _is_short(schedule, last):
+                run, short = schedule.split(last, [None, TILE_TERMS])
+                schedule.annotate(short, CASCADE, True)
+                terms = [*(lp for lp in terms if lp != last), run, short]
+        loops = [lp for lp in (*outer, *terms, *inside) if lp]
+        if len(loops) > 1:
+            schedule.reorder(*loops)
+        if terms:
+            take_out(schedule, [lp for lp in (*terms, *inside) if lp], place)
+        for lp in (*rows, vectors):
+            if lp:
+                schedule.unroll(lp)
+        schedule.vectorize(lane)
+    if params["pack"]:
+        for name, column in panel:
+            if schedule.block(name).is_reduction:
+                _pack(schedule, roles, name, column)
+    merge_rows(schedule, depth)
+    parallel_roots(schedule, target)
+
+
+def _is_short(schedule: Schedule, loop: str) -> bool:
+    extent = schedule.extent(loop)
+    return bool(extent.is_Integer and extent <= TILE_TERMS)
+
+
+def _columns(schedule: Schedule, loop: str, vectors: int, lanes: int) -> tuple[str, str, str]:
+    """The loop over panels, the vectors of a panel ("" for one), and their lanes."""
+    extent = schedule.extent(loop)
+    if vectors == 1 or (extent.is_Integer and extent <= lanes):
+        panel, lane = schedule.split(loop, [None, min(lanes, int(extent)) if extent.is_Integer else lanes])
+        return panel, "", lane
+    return tuple(schedule.split(loop, [None, vectors, lanes]))  # type: ignore[return-value]
+
+
+def _pack(schedule: Schedule, roles: DimensionRoles, name: str, column: str) -> None:
+    """Let a sum read its weight through a copy of the panel, where it can be copied."""
+    block, weight = schedule.block(name), roles.weight
+    moved = [a.var for a in block.axes if weight.step(a.var) != 0]
+    order = [v for v in (*roles.batch, *roles.columns[:-1], *roles.over, roles.columns[-1]) if v in moved]
+    try:
+        made = schedule.pack(name, weight.buffer.name, [v.name for v in order])
+    except ScheduleError:
+        return  # it is read in several ways, or where a condition holds
+    schedule.compute_at(made, column)
+    loop = schedule.get_loops(made)[-1]
+    extent = schedule.extent(loop)
+    if extent.is_Integer and extent <= TILE_PANELS:
+        schedule.vectorize(loop)
+
+
+CPU_PRODUCT_TILES = Rule("cpu_product_tiles", ("cpu",), _matches, _parameters, _apply)
