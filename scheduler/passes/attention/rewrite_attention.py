@@ -53,7 +53,7 @@ def rewrite_attention(graph: Graph, context: PassContext = USUAL) -> Graph:
             if attention is None or not can(target := context.target_of(product.type.device), Capability.ATTENTION):
                 continue
             read = _check_alone(found, attention, target.machine)
-            called = None if read else library_call(found, attention, types, taken)
+            called = None if read else library_call(found, attention, types, taken, context)
             if called is not None:
                 changed[product.name] = called
                 continue
