@@ -14,7 +14,6 @@ from enum import Enum
 
 from ...ir.errors import MlcError
 
-
 # Bytes a nanosecond of a memory of which nothing else is known.
 USUAL_BANDWIDTH = 10.0
 
@@ -133,20 +132,22 @@ def parse_overrides(given: Mapping[str, str]) -> DecisionOverrides:
 
 @dataclass(slots=True)
 class Decider:
-    """The decisions of one compilation: what was chosen for places by hand or by a search (``overrides``), what an
-    earlier search has found (``known``, which is passed over where there is no such way any more), and what came of
-    it."""
+    """The decisions of one compilation: what others than the cost model chose, by hand before by searching before what
+    an earlier search has found, and what came of it. What was found earlier is passed over where there is no such way
+    any more."""
 
-    overrides: DecisionOverrides = DecisionOverrides()
-    known: DecisionOverrides = DecisionOverrides()
-    # Who chose the overrides.
-    source: ChosenFor = ChosenFor.OVERRIDE
-    _found: dict[tuple[str, str], DecisionRecord] = field(default_factory=dict)
-    _by_hand: dict[tuple[str, str], str] = field(init=False)
-    _known: dict[tuple[str, str], str] = field(init=False)
+    by_hand: DecisionOverrides = DecisionOverrides()
+    measured: DecisionOverrides = DecisionOverrides()
+    recorded: DecisionOverrides = DecisionOverrides()
+    _given: tuple[tuple[ChosenFor, dict[tuple[str, str], str]], ...] = field(init=False, repr=False)
+    _found: dict[tuple[str, str], DecisionRecord] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._by_hand, self._known = self.overrides.chosen, self.known.chosen
+        self._given = (
+            (ChosenFor.OVERRIDE, self.by_hand.chosen),
+            (ChosenFor.MEASURED, self.measured.chosen),
+            (ChosenFor.RECORDED, self.recorded.chosen),
+        )
 
     def decide(
         self, kind: str, key: str, options: Sequence[Alternative], default: str, *, at: str = "", nbytes: int = 0,
@@ -156,17 +157,18 @@ class Decider:
         has one entry.
 
         Raises:
-            DecisionError: an override names a way that this place has not.
+            DecisionError: somebody chose a way that this place has not.
         """
         names = [o.name for o in options]
         assert default in names, f"{kind}: {default} is none of {names}"
         chosen, source = default, ChosenFor.COST
-        if (kind, key) in self._by_hand:
-            chosen, source = self._by_hand[kind, key], self.source
-            if chosen not in names:
-                raise DecisionError(f"decision {kind}:{key} has no way {chosen!r}; there are {', '.join(names)}")
-        elif self._known.get((kind, key)) in names:
-            chosen, source = self._known[kind, key], ChosenFor.RECORDED
+        for who, given in self._given:
+            wanted = given.get((kind, key))
+            if wanted in names:
+                chosen, source = str(wanted), who
+                break
+            if wanted is not None and who is not ChosenFor.RECORDED:
+                raise DecisionError(f"decision {kind}:{key} has no way {wanted!r}; there are {', '.join(names)}")
         before = self._found.get((kind, key))
         places = (at,) if before is None else before.at if at in before.at else (*before.at, at)
         self._found[kind, key] = DecisionRecord(
@@ -182,7 +184,7 @@ class Decider:
     @property
     def unused(self) -> tuple[str, ...]:
         """Overrides of places that were not met."""
-        return tuple(f"{kind}:{key}" for kind, key in self._by_hand if (kind, key) not in self._found)
+        return tuple(f"{kind}:{key}" for kind, key in self.by_hand.chosen if (kind, key) not in self._found)
 
 
 def flipped(record: DecisionRecord) -> Iterator[tuple[str, float | None]]:
