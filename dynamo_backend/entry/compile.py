@@ -17,6 +17,7 @@ from ...runtime.counters import counters
 from ...runtime.log import logger, say, trace_text
 from ...runtime.settings.options import Options
 from ...runtime.timing import PhaseTimer
+from ...scheduler.decisions import DecisionRecord
 from ...scheduler.fusion.fusion import Fusion
 from ..aten_passes.context import AtenContext
 from ..aten_passes.views.negations import lazy_inputs
@@ -48,6 +49,7 @@ def compile_graph(
     load: bool = True,
     fresh: bool = False,
     region: bool = False,
+    decided: tuple[DecisionRecord, ...] = (),
 ) -> CompiledGraph:
     """Compile an ATen graph of AOTAutograd.
 
@@ -55,7 +57,7 @@ def compile_graph(
     alone; ``given`` are inputs that nobody else holds. ``run`` has run the graph's steps so far. With ``load=False``
     nothing is loaded, so that a target that is not here can be compiled for; with ``fresh=True`` no cache is read or
     written, and ``stages`` is there. A ``region`` is called from another graph, and brings what it is given into the
-    layout that it was traced with. Raises MemoryLimitError.
+    layout that it was traced with. ``decided`` is what passes before have decided. Raises MemoryLimitError.
     """
     run = run or runner_of(options, name)
     run(gm, pass_lists().aten, AtenContext(options))
@@ -72,7 +74,7 @@ def compile_graph(
     if (known := cache.find()) is not None:
         return known
     with cache.lock():
-        return cache.find() or _compiled(job, cache)
+        return cache.find() or _compiled(job, cache, decided)
 
 
 def _compiled_regions(
@@ -88,7 +90,7 @@ def _compiled_regions(
     return {node: found[id(body)] for node, body in regions_of(gm).items()}
 
 
-def _compiled(job: Job, cache: GraphCache) -> CompiledGraph:
+def _compiled(job: Job, cache: GraphCache, decided: tuple[DecisionRecord, ...]) -> CompiledGraph:
     """Kernels, the host program around them, and the function that runs both."""
     search = GraphSearch.of(job, cache.key, may_measure=job.load or job.fresh)
     with closing(search):
@@ -122,7 +124,7 @@ def _compiled(job: Job, cache: GraphCache) -> CompiledGraph:
                 kernels,
                 host.program,
                 tuple(job.run.steps),
-                job.decider.records if job.decider is not None else (),
+                (*decided, *(job.decider.records if job.decider is not None else ())),
             ),
             overridden(kernels),
             key=key,

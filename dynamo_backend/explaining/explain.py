@@ -115,6 +115,7 @@ def report_of(compiled: CompiledGraph, target: Target | None = None) -> GraphRep
         compiled.python,
         stages.steps,
         compiled.recipe.results if compiled.recipe is not None else (),
+        stages.decisions,
     )
 
 

@@ -1,8 +1,8 @@
 """What runs programs of a graph, in a process of its own (``service_worker.py``).
 
-A request says what to ``do``: ``begin`` with inputs, ``prepare`` a program, ``time`` what is prepared in so many rounds,
-``drop`` some of it, ``end``. Results are compared with those of the first program, inputs that it writes to among them;
-before each run these are what they were. An answer holds samples, or a ``verdict`` and its ``reason``.
+A request says what to ``do``: ``begin`` with inputs, ``prepare`` a program, ``time`` what is prepared in so many
+rounds, ``drop`` some of it, ``end``. Results are compared with those of the first program, inputs that it writes to
+among them; before each run these are what they were. An answer holds samples, or a ``verdict`` and its ``reason``.
 """
 
 from __future__ import annotations

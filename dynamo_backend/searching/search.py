@@ -117,7 +117,7 @@ class GraphSearch:
             self.why = str(error)
             _LOG.info("%s: decisions are not searched: %s", self.job.name, error)
         else:
-            self._keep(self.found.chosen, self.found.seconds)
+            self._keep(self.found.chosen, self.found.before / self.found.speedup)
         finally:
             self._spent = time.monotonic() - begun
 
@@ -163,7 +163,8 @@ class GraphSearch:
         told = []
         if (f := self.found) is not None and f.looked_at:
             won = f"{len(f.won)} otherwise, {f.speedup:.2f}x" if f.won else "none better otherwise"
-            noise = f" (noise {percent_text(f.sigma)})" if f.trials else ""
+            left = f", {f.unraced} ways not raced" if f.unraced else ""
+            noise = f" (noise {percent_text(f.sigma)}{left})" if f.trials else left
             what = "1 decision" if f.looked_at == 1 else f"{f.looked_at} decisions"
             told.append(f"searched {what} in {seconds_text(f.seconds)}: {won}{noise}")
         if self.whole is not None:
@@ -178,8 +179,9 @@ class GraphSearch:
         if self.database is not None and self.key is not None:
             speedup = self.found.speedup if self.found is not None else 1.0
             self.database.record_decisions(
-                graph_name(self.key), _target(self.job), chosen, seconds, ratio=1.0 / speedup, verdict=Verdict.ACCEPTED
-            )
+                graph_name(self.key), _target(self.job), chosen, seconds, ratio=1.0 / speedup, verdict=Verdict.ACCEPTED,
+                sigma=self.found.sigma if self.found is not None else None,
+            )  # fmt: skip
 
 
 def keeps_order(options: Options) -> bool:

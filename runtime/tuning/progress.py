@@ -135,8 +135,9 @@ class Totals:
         """What nobody could tell for noise; "" where it hides nothing."""
         if not self.hidden:
             return ""
+        hidden, noise = percent_text(self.hidden), percent_text(self.noise)
         return (
-            f"a kernel seemed {percent_text(self.hidden)} faster, which this machine's noise ({percent_text(self.noise)}) may "
+            f"a kernel seemed {hidden} faster, which this machine's noise ({noise}) may "
             "be: it keeps its default schedule; tune where nothing else runs, or with a larger MLC_TUNE_BUDGET"
         )
 

@@ -95,6 +95,8 @@ class FlipSearch:
     before: float
     trials: tuple[FlipTrial, ...] = ()
     looked_at: int = 0
+    # Other ways for which there was no time.
+    unraced: int = 0
 
     @property
     def won(self) -> tuple[FlipTrial, ...]:
@@ -143,6 +145,8 @@ class _FlipSearch:
     looked_at: int = 0
     # Candidates that were raced once more so far: any of them might have been taken.
     asked: int = 0
+    # The noise of the last race that decided anything.
+    sigma: float = 0.0
 
     def run(self) -> FlipSearch:
         waiting = self._promising()
@@ -160,9 +164,9 @@ class _FlipSearch:
             self._take(won)
             again = [t for t in self.trials if t.found is not None and t.found.ratio < 1.0 and t is not won]
             waiting = self._atop([*again, *waiting])
-        sigma = self.race.sigma
         return FlipSearch(
-            self.base.chosen, speedup, sigma, self._elapsed(), before, tuple(self.trials), self.looked_at
+            self.base.chosen, speedup, self.sigma, self._elapsed(), before, tuple(self.trials), self.looked_at,
+            len(waiting),
         )  # fmt: skip
 
     # --- what is tried ------------------------------------------------------------------------------------------------
@@ -240,6 +244,7 @@ class _FlipSearch:
         self._sampled(self.race, racing, FIRST_ROUNDS)
         close = [t for t in racing if t.number is not None and self._ratio(self.race, t) <= FAR_BEHIND]
         self._sampled(self.race, close, MORE_ROUNDS)
+        self.sigma = self.race.sigma
         for trial in racing:
             if trial.number is not None:
                 trial.found, trial.verdict = self.race.estimate(trial.number), Verdict.TIMED
@@ -261,6 +266,7 @@ class _FlipSearch:
                 break
             self._sampled(own, racing, AT_A_TIME)
             racing = [t for t in racing if t.number is not None and self._ratio(own, t) < 1.0]
+        self.sigma = own.sigma
         better = [t for t in racing if t.number is not None and own.is_better(t.number, self.asked)]
         won = min(better, key=lambda t: self._ratio(own, t), default=None)
         for trial in finalists:
