@@ -17,7 +17,7 @@ from ...ir.graph.sequences import sequence_of
 from ...ir.passes import Pass, run_passes
 from ..context import USUAL, PassContext
 from ..cost.programs import MANY_ELEMENTS, is_split
-from ..decisions import Alternative, place_key
+from ..decisions import Alternative, place_key, text_key
 from ..facts.dependences import Dependences, last_bits, set_bits
 from ..facts.fusion_nodes import FusionNode, build_fusion_nodes, drop_dead, fusion_node_sizes
 from ..facts.views import ViewMap, views_of
@@ -64,6 +64,8 @@ class _Fuser:
     last: dict[str, int] = field(default_factory=dict)
     # Reductions that are split over programs, or not, other than by cost.
     split: dict[str, bool] = field(default_factory=dict)
+    # Pairs of nodes that are to stay in different groups.
+    apart: list[tuple[str, str]] = field(default_factory=list)
 
     def run(self, nodes: list[FusionNode]) -> None:
         table = self.graph.symbols
@@ -190,7 +192,17 @@ class _Fuser:
             (Alternative("together", once), Alternative("apart", 2 * once + launch)), "together",
             at=m.name, nbytes=nbytes, reason=f"{m.name} and {first.name} share {nbytes} bytes",
         )  # fmt: skip
-        return None if chosen == "together" else "it was decided otherwise"
+        if chosen == "together":
+            return None
+        self.apart.append((first.name, m.name))
+        return "it was decided otherwise"
+
+    def _stays_apart(self, one: Group, other: Group) -> bool:
+        """Whether nodes of two groups were decided to stay apart."""
+        return any(
+            (a in one.produced and b in other.produced) or (b in one.produced and a in other.produced)
+            for a, b in self.apart
+        )
 
     def _decide_split(self, m: FusionNode) -> None:
         """Whether a reduction of many elements to few results is split over programs, so that nothing which needs its
@@ -203,8 +215,10 @@ class _Fuser:
             return
         by_cost = is_split(target.machine, rows, elements)
         nbytes = sum(self.sizes.get(ld.buffer, 0) for ld in m.loads)
+        # All that go over the same rows are decided alike: one that is split keeps the others of its kernel so.
+        told = (*map(str, (rows, elements)), m.types[0].device, *sorted({ld.dtype.value for ld in m.loads}))
         chosen = self.context.decide(
-            "split", lambda: place_key(self.graph, (m.name,)), (Alternative("split"), Alternative("whole")),
+            "split", lambda: text_key(told), (Alternative("split"), Alternative("whole")),
             "split" if by_cost else "whole", at=m.name, nbytes=nbytes, reason=f"{rows} rows of {elements} elements",
         )  # fmt: skip
         if (chosen == "split") is not by_cost:
@@ -227,7 +241,7 @@ class _Fuser:
         assert a.group is not None and b.group is not None
         if a.group.device != b.group.device:
             return False
-        if not self.order.may_unite(source, target):
+        if not self.order.may_unite(source, target) or self._stays_apart(a.group, b.group):
             return False
         merged = sorted([*a.group.nodes, *b.group.nodes], key=lambda m: m.index)
         large, small = (a, b) if len(a.group.nodes) >= len(b.group.nodes) else (b, a)
