@@ -67,18 +67,20 @@ class GraphSearch:
         if options.tune == "model" or keeps_order(options) or job.region or job.devices != ["cpu"] or key is None:
             return cls(job, key, None, why="it keeps to the decisions by cost")
         database = graph_database(options)
-        known = database.decisions(graph_name(key), _target(job)) if database is not None else None
-        # Tuning looks anew: what was found before is one of the candidates.
-        recorded = DecisionOverrides() if known is None or options.tune is True else known.chosen
-        return cls(job, key, database, recorded, _why_not(job, may_measure))
+        found = database.decisions(graph_name(key), _target(job)) if database is not None else None
+        return cls(
+            job, key, database, found.chosen if found is not None else DecisionOverrides(), _why_not(job, may_measure)
+        )
 
     @property
     def decider(self) -> Decider | None:
         """Who is asked about decisions; nobody where nothing else is known and nobody wants to hear of them."""
-        options, measured = self.job.options, self.found.chosen if self.found is not None else DecisionOverrides()
-        if not (options.decisions or measured or self.recorded or self.job.fresh or options.tune is True):
+        options, measured, recorded = self.job.options, DecisionOverrides(), self.recorded
+        if self.found is not None:  # which says what there is, whatever was found before
+            measured, recorded = self.found.chosen, DecisionOverrides()
+        if not (options.decisions or measured or recorded or self.job.fresh or options.tune is True):
             return None
-        return Decider(options.decisions, measured, self.recorded)
+        return Decider(options.decisions, measured, recorded)
 
     @property
     def left(self) -> float:
@@ -123,9 +125,9 @@ class GraphSearch:
 
     def race(self, plan: Plan, host: Any, kernels: Mapping[str, Any], tuning: Tuning) -> bool:
         """Race the tuned graph with the one by default, and say whether it is kept: where it is faster for sure."""
-        if self.why or self._programs is None or not tuning.found_faster:
+        if self.why or self._programs is None or self.found is None or not tuning.found_faster:
             return True
-        programs, chosen = self._programs, self.found.chosen if self.found is not None else DecisionOverrides()
+        programs, chosen = self._programs, self.found.chosen
         try:
             with self.job.timer.phase("tune"):
                 default, tuned = (
