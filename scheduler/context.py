@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 
 from ..ir.passes import Setting
 from ..ir.target import TargetOf, usual_target
+from .decisions import Alternative, Decider
 
 
 @dataclass(frozen=True, slots=True)
 class PassContext:
     """``numerics`` is "fast" or "eager"; ``target_of`` gives the machine that a device ("cuda:0") is; ``given`` are
     inputs whose memory goes when they are read last. ``copy_streams``: copies between devices may run beside calls, on
-    streams of their own.
+    streams of their own. ``decider`` is who is asked about decisions; without one the cost model's stand.
     """
 
     numerics: str = "fast"
     target_of: TargetOf = usual_target
     given: Collection[str] = ()
     copy_streams: bool = True
+    decider: Decider | None = field(default=None, repr=False)
 
     @property
     def fast(self) -> bool:
         """Whether float32 is kept between fused operations where the graph rounds to a half type."""
         return self.numerics != "eager"
+
+    def decide(
+        self, kind: str, key: Callable[[], str], options: Sequence[Alternative], default: str, *, at: str = "",
+        nbytes: int = 0, reason: str = "",
+    ) -> str:  # fmt: skip
+        """The way to take at a place, as ``Decider.decide`` says: ``default`` unless somebody chose otherwise."""
+        if self.decider is None:
+            return default
+        return self.decider.decide(kind, key(), options, default, at=at, nbytes=nbytes, reason=reason)
 
 
 # What holds where nobody says otherwise.

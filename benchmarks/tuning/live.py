@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from torch_mlc.ir.errors import MlcError
 from torch_mlc.runtime.targets import cpu_target, named_target
-from torch_mlc.runtime.tuning.measuring import MeasuringProcess, WorkerMeasurer
+from torch_mlc.runtime.tuning.measuring import SERVICE, WorkerMeasurer
 from torch_mlc.runtime.tuning.records import Recorded
+from torch_mlc.runtime.tuning.worker_race import MeasuringProcess
 from torch_mlc.scheduler.tuning.database import target_key
 from torch_mlc.scheduler.tuning.space import Draft, Space
 
@@ -55,7 +56,7 @@ def measured_again(record: Recorded, repeat: int) -> Winner | None:
             return Winner(record.head.kernel, str(draft), recorded, (), "the draft is illegal by now")
         found = []
         for _ in range(repeat):
-            process = MeasuringProcess()
+            process = MeasuringProcess(SERVICE)
             try:
                 with closing(WorkerMeasurer(space.nest, target, process=process)) as measurer:
                     first, won, second = measurer.measure([default, winner, default.copy()])

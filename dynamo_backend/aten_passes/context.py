@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from ...ir.passes import Level, Plain, Setting
 from ...ir.target import Target
 from ...runtime.settings.options import Options
 from ...runtime.targets import target_for
+from ...scheduler.decisions import Alternative, Decider, text_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class AtenContext:
     Of the graph that holds forward and backward, and of its parts: ``results`` is how many results of the forward the
     caller gets, ``unread`` are names in it that no gradient op reads, so that eager does not save them, and ``forward``
     is that of a backward. ``frozen`` are the inputs, by name, of which the caller promised that they do not change.
+    ``decider`` is asked about decisions; without one the cost model's stand.
     """
 
     options: Options
@@ -29,6 +31,7 @@ class AtenContext:
     unread: Set[str] = frozenset()
     forward: fx.GraphModule | None = field(default=None, repr=False)
     frozen: Set[str] = frozenset()
+    decider: Decider | None = field(default=None, repr=False)
 
     def target(self, device: str) -> Target:
         """The machine that code for tensors on a device is made for. Where another is named, the graph was captured on
@@ -37,6 +40,16 @@ class AtenContext:
         return target_for(
             "cuda" if there else device, self.options.target, self.options.threads, self.options.cpu_products, self.options.libraries
         )
+
+    def decide(
+        self, kind: str, place: Iterable[object], ways: tuple[Alternative, Alternative], pays: bool, *, at: str,
+        nbytes: int = 0,
+    ) -> bool:  # fmt: skip
+        """Whether the first of two ways is taken at a place, which some sizes and types tell; by cost it ``pays``."""
+        if self.decider is None:
+            return pays
+        key, default = text_key(map(str, place)), ways[0 if pays else 1].name
+        return self.decider.decide(kind, key, ways, default, at=at, nbytes=nbytes) == ways[0].name
 
 
 FAST: Setting[AtenContext] = Setting("fast numerics", lambda context: context.options.numerics != "eager")

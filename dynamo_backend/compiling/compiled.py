@@ -24,6 +24,7 @@ from ...runtime.host.lazy_bits import Lazy, with_memory_of
 from ...runtime.log import say, trace_text
 from ...runtime.settings.options import Options
 from ...runtime.timing import PhaseTimer
+from ...scheduler.decisions import DecisionRecord
 from ...scheduler.fusion.fusion import Fusion
 from .host_programs import HostCode, Keep, stored_host_code
 from .kernels import KernelBuild
@@ -34,7 +35,7 @@ class Stages:
     """Every stage of a graph that was compiled here: what reports are made of.
 
     Of layers that repeat, ``imported`` and ``graph`` have a few; ``fusion`` calls the kernels of all. ``steps`` are the
-    record: what was done, in order.
+    record: what was done, in order; ``decisions`` what costs or others decided, where that was asked for.
     """
 
     imported: Graph
@@ -43,6 +44,7 @@ class Stages:
     kernels: Mapping[str, KernelBuild]
     program: HostProgram
     steps: tuple[StepRecord, ...] = ()
+    decisions: tuple[DecisionRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

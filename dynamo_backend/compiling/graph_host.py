@@ -9,17 +9,19 @@ from typing import Any
 from ...codegen.host.build import build_host_program
 from ...codegen.host.capture import CapturePlan, capture_plan
 from ...codegen.host.steps.program import HostProgram
+from ...runtime.compile.compilers import Compilers, workers_for
 from ...runtime.gpu.capture import GRAPH_DEVICES
 from ...runtime.host.executable import Boxed
 from ..aten_passes.views.negations import with_bits
 from .compiled import Program, keeper, with_captures
-from .graph_kernels import Kernels, loaded_kernels, overridden, uses_of, variables_of
+from .graph_kernels import Kernels, called, is_other, loaded_kernels, overridden, start_kernels, uses_of, variables_of
 from .host_passes import HOST, HostContext
 from .host_programs import CODE, HostCode, host_code
 from .job import Job
-from .kernels import KernelBuild
+from .kernels import KernelBuild, KernelPlan
 from .pass_lists import pass_lists
 from .plans import Plan
+from .tuning import Tuning
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,19 @@ class Hosted:
     program: HostProgram
     code: HostCode
     capture: CapturePlan
+
+
+def built(job: Job, plan: Plan, tuning: Tuning) -> tuple[dict[str, KernelBuild], Hosted]:
+    """The kernels of a graph, by function, and the host program around them."""
+    made_by = KernelPlan(job.options, job.settings, job.store, job.timer, tuning, job.run, job.fresh)
+    workers = workers_for(len(called(plan.fusion)), job.options.compile_workers)
+    with Compilers(beside=tuning.budget is None, workers=workers) as compilers:
+        started = start_kernels(plan.fusion, made_by, compilers)
+        host = hosted(job, plan, started)
+        kernels = {function: kernel.finish() for function, kernel in started.items()}
+    if any(is_other(b, started[f]) for f, b in kernels.items()):
+        host = hosted(job, plan, kernels)
+    return kernels, host
 
 
 def hosted(job: Job, plan: Plan, kernels: Kernels) -> Hosted:

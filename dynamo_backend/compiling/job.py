@@ -14,6 +14,7 @@ from ...runtime.compile.kernels import KernelStore
 from ...runtime.host.lazy_bits import Lazy
 from ...runtime.settings.options import Options
 from ...runtime.timing import PhaseTimer
+from ...scheduler.decisions import Decider
 from ..importing.regions import attribute
 from ..tracing.origins import lines_of
 from .compiled import CompiledGraph
@@ -25,6 +26,7 @@ class Job:
 
     ``regions`` are the bodies of its control flow, by the node that reads them; ``lazy`` the inputs that may come with
     bits; ``outside`` by name what decides its code besides itself, and ``settings`` what of that decides its kernels'.
+    ``decider`` is asked about decisions; without one they are taken by cost, and not recorded.
     """
 
     gm: fx.GraphModule
@@ -44,6 +46,7 @@ class Job:
     timer: PhaseTimer
     run: Runner
     store: KernelStore
+    decider: Decider | None = None
 
     @property
     def lines(self) -> Lines:

@@ -16,6 +16,7 @@ from ...runtime.settings.options import Options
 from ...runtime.targets import target_for
 from ...scheduler import calls, passes
 from ...scheduler.context import PassContext
+from ...scheduler.decisions import Decider
 from ...scheduler.functions import lower
 from ...scheduler.functions.context import FunctionContext
 from ...scheduler.fusion import fuse
@@ -99,9 +100,10 @@ def runner_of(options: Options, name: str) -> Runner:
     return Runner(options.dump_dir / name if options.dump_dir is not None else None, options.verify > 0)
 
 
-def context_of(options: Options, given: Collection[str] = ()) -> PassContext:
+def context_of(options: Options, given: Collection[str] = (), decider: Decider | None = None) -> PassContext:
     """What passes over graphs and calls may ask of a compilation."""
-    return PassContext(options.numerics, cache(partial(_target_of, options)), given, options.copy_streams)
+    target_of = cache(partial(_target_of, options))
+    return PassContext(options.numerics, target_of, given, options.copy_streams, decider)
 
 
 def _target_of(options: Options, device: str) -> Target:

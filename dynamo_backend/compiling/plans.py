@@ -87,12 +87,12 @@ def _of_all(job: Job, plan: Plan, few: FewLayers) -> Plan | None:
 def _fused(job: Job, layers: Layers | None = None, called_after: dict[str, str] | None = None) -> Plan:
     """The graph, or a few layers of it, fused; ``called_after`` is told what names are made of."""
     options, phase, lists = job.options, job.timer.phase, pass_lists()
-    context = context_of(options)
+    context = context_of(options, decider=job.decider)
     with phase("import"):
         imported = job.run.step(
             GRAPH, import_graph, job.gm, job.example_inputs, fallback_random=options.fallback_random,
             numerics=options.numerics, libraries=options.libraries != "none", static=job.static, name=job.name,
-            skipped=layers.skipped if layers is not None else {}, called_after=called_after,
+            skipped=layers.skipped if layers is not None else {}, called_after=called_after, decider=job.decider,
         )  # fmt: skip
     with phase("passes"):
         graph = job.run(imported, lists.graph, context)
@@ -103,7 +103,9 @@ def _fused(job: Job, layers: Layers | None = None, called_after: dict[str, str] 
 def _ordered(job: Job, plan: Plan) -> Plan:
     """With launches shared, in an order that holds less memory."""
     with job.timer.phase("fuse"):
-        return replace(plan, fusion=job.run(plan.fusion, pass_lists().calls, context_of(job.options, job.given)))
+        return replace(
+            plan, fusion=job.run(plan.fusion, pass_lists().calls, context_of(job.options, job.given, job.decider))
+        )
 
 
 def planned_peak(gm: fx.GraphModule, options: Options, given: Collection[str] = ()) -> int:

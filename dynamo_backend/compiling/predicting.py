@@ -13,7 +13,8 @@ from ...runtime.compile.kernels import gpu_binary
 from ...runtime.targets import is_here
 from ...runtime.triton.compile import GpuBinary, RunTriton
 from ...runtime.tuning.candidates import begun, running, source_of
-from ...runtime.tuning.measuring import code_hash, failure_of, measurer_for
+from ...runtime.tuning.measuring import code_hash, measurer_for
+from ...runtime.tuning.worker_race import failure_of
 from ...scheduler.schedule.schedule import Schedule
 from ...scheduler.tuning.tune import Entered, Failure, Measurement, Measurer
 from ..reports.prediction import predicted

@@ -152,18 +152,24 @@ class Tuning:
         self.choices[name] = choice
         return schedule
 
-    def tell(self) -> None:
-        """Say what tuning came to, in one line of standard error, whether that is a terminal or not."""
+    @property
+    def found_faster(self) -> bool:
+        """Whether a kernel has a schedule that was measured now."""
+        return any(c.source is ChosenBy.MEASURED for c in self.choices.values())
+
+    def tell(self, more: str = "") -> None:
+        """Say what tuning came to, and ``more``, in one line of standard error, whether that is a terminal or not."""
         found = [
             (c.outcome, self.calls.get(name, 1))
             for name, c in self.choices.items()
             if c.outcome is not None and (c.source is ChosenBy.MEASURED or c.source is ChosenBy.DEFAULT)
         ]
-        if found:
-            totals = Totals.of(found)
-            print(totals, file=sys.stderr, flush=True)
-            if totals.warning:
-                _LOG.warning("%s", totals.warning)
+        totals = Totals.of(found) if found else None
+        told = [t for t in (str(totals) if totals else "", more) if t]
+        if told:
+            print("; ".join(told), file=sys.stderr, flush=True)
+        if totals is not None and totals.warning:
+            _LOG.warning("%s", totals.warning)
 
     def _agreed(self, name: str, nest: LoopNest, target: Target) -> tuple[Choice, Schedule] | None:
         """What the ranks have agreed on. A schedule that does not apply here is the default one: it applies nowhere."""
@@ -264,6 +270,20 @@ def tuning_of(
         numerics="same" if options.tune_numerics == "same" else "any", by_model=by_model,
         anew=budget is not None or options.tune == "replay",
     )  # fmt: skip
+
+
+def by_default(tuning: Tuning) -> Tuning:
+    """Where schedules come from in a graph that is to have those of its rules: its kernels are made anew, since others
+    may have been found for them."""
+    return Tuning(None, None, tuning.timer, calls=tuning.calls, anew=True)
+
+
+def graph_database(options: Options) -> Database | None:
+    """The database of what was measured of whole graphs; None where there is none, or nobody has written one."""
+    path = options.cache_dir / DATABASE
+    if not options.cache or options.tune == "model" or not (options.tune is True or path.exists()):
+        return None
+    return _database(path)
 
 
 def predicted_schedules(options: Options) -> bool:

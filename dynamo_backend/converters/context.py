@@ -17,6 +17,7 @@ from ...ir.expr.monoid import Monoid
 from ...ir.expr.value import Const, Expr, Index, Load, call, const, is_value, symbol
 from ...ir.graph.graph import Compute, Graph, Library, Node, Origin, Reduction, Ref, TensorType, View
 from ...ir.nest.loops import contiguous_strides
+from ...scheduler.decisions import Decider
 from .registry import NoConversion
 from .sizes import SizeMap, size_value
 from .terms import axes, convert
@@ -87,12 +88,14 @@ class ImportContext:
         numerics: str,
         libraries: bool = True,
         bodies: Callable[[fx.Node], Graph] | None = None,
+        decider: Decider | None = None,
     ) -> None:
         self.nodes: list[Node] = []
         self.sizes = sizes
         self.fallback_random = fallback_random
         self.numerics = numerics
         self._libraries = libraries
+        self.decider = decider
         self.node: fx.Node
         self.val: Any = None
         # What the result is called: the node's own name, except for parts of a node.

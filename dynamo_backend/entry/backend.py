@@ -26,6 +26,7 @@ from ...runtime.log import logger, say
 from ...runtime.pool.pool import POOL
 from ...runtime.settings.options import Options
 from ...runtime.timing import process_times
+from ...scheduler.decisions import Decider, DecisionRecord
 from ..aten_passes.context import AtenContext
 from ..aten_passes.frozen.part import part
 from ..caches.aot_cache import cacheable, is_ahead_of_time, is_cacheable, settings_in_keys
@@ -156,6 +157,7 @@ class GraphJob:
     given: Sequence[str]
     run: Runner
     recipe: Recipe | None = None
+    decided: tuple[DecisionRecord, ...] = ()
 
     def compile(self, *, load: bool = True, fresh: bool = False) -> CompiledGraph:
         """The graph compiled, as ``compile_graph`` says."""
@@ -174,6 +176,7 @@ class GraphJob:
                     run=self.run,
                     load=load,
                     fresh=fresh,
+                    decided=self.decided,
                 )
                 return replace(compiled, recipe=self.recipe)
         except IndexError as error:
@@ -201,9 +204,11 @@ def job_of(
         with _disable_current_modes(), dynamo_timed("mlc_compile_graph"):
             lists = pass_lists()
             sources = frozen.sources(gm, _metadata(), kind)
+            decider = Decider(settings.decisions)
             context = AtenContext(
-                settings, _metadata() if kind != "backward" else None, frozen=frozenset(n.name for n in sources)
-            )
+                settings, _metadata() if kind != "backward" else None, frozen=frozenset(n.name for n in sources),
+                decider=decider,
+            )  # fmt: skip
             run(gm, (*(lists.inference if kind == "inference" else ()), *lists.part, *lists.frozen), context)
             parted = None if whole else part(gm, sources, context.target, discard=frozen.discard)
     except IndexError as error:
@@ -214,7 +219,9 @@ def job_of(
     if example_inputs:
         static += tuple(range(len(example_inputs), len(example_inputs) + len(values)))
         example_inputs = [*example_inputs, *values]
-    return GraphJob(gm, example_inputs, settings, kind, name, static, _saved_from(kind), given, run, recipe)
+    return GraphJob(
+        gm, example_inputs, settings, kind, name, static, _saved_from(kind), given, run, recipe, decider.records
+    )
 
 
 @with_frame_room

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 from torch import fx
@@ -10,24 +12,25 @@ from torch import fx
 from ...codegen.host.steps.lines import with_lines
 from ...ir.passes import Runner
 from ...ir.text.printer import show
-from ...runtime.compile.compilers import Compilers, workers_for
 from ...runtime.compile.kernels import kernel_store_of
 from ...runtime.counters import counters
 from ...runtime.log import logger, say, trace_text
 from ...runtime.settings.options import Options
 from ...runtime.timing import PhaseTimer
+from ...scheduler.decisions import DecisionRecord
 from ...scheduler.fusion.fusion import Fusion
 from ..aten_passes.context import AtenContext
 from ..aten_passes.views.negations import lazy_inputs
 from ..caches.surroundings import kernel_settings, surroundings
 from ..compiling.compiled import CompiledGraph, Stages, told_capture
-from ..compiling.graph_host import Hosted, hosted, loaded, program_of
-from ..compiling.graph_kernels import called, is_other, overridden, start_kernels, tuning_for
+from ..compiling.graph_host import Hosted, built, loaded, program_of
+from ..compiling.graph_kernels import overridden, tuning_for
 from ..compiling.job import Job, devices_of
-from ..compiling.kernels import KernelPlan
 from ..compiling.pass_lists import pass_lists, runner_of
 from ..compiling.plans import Plan, plan_of
+from ..compiling.tuning import by_default
 from ..importing.regions import regions_of, taken_apart
+from ..searching.search import GraphSearch
 from .graph_cache import GraphCache
 
 _LOG = logger(__name__)
@@ -46,6 +49,7 @@ def compile_graph(
     load: bool = True,
     fresh: bool = False,
     region: bool = False,
+    decided: tuple[DecisionRecord, ...] = (),
 ) -> CompiledGraph:
     """Compile an ATen graph of AOTAutograd.
 
@@ -53,7 +57,7 @@ def compile_graph(
     alone; ``given`` are inputs that nobody else holds. ``run`` has run the graph's steps so far. With ``load=False``
     nothing is loaded, so that a target that is not here can be compiled for; with ``fresh=True`` no cache is read or
     written, and ``stages`` is there. A ``region`` is called from another graph, and brings what it is given into the
-    layout that it was traced with. Raises MemoryLimitError.
+    layout that it was traced with. ``decided`` is what passes before have decided. Raises MemoryLimitError.
     """
     run = run or runner_of(options, name)
     run(gm, pass_lists().aten, AtenContext(options))
@@ -70,7 +74,7 @@ def compile_graph(
     if (known := cache.find()) is not None:
         return known
     with cache.lock():
-        return cache.find() or _compiled(job, cache)
+        return cache.find() or _compiled(job, cache, decided)
 
 
 def _compiled_regions(
@@ -86,19 +90,21 @@ def _compiled_regions(
     return {node: found[id(body)] for node, body in regions_of(gm).items()}
 
 
-def _compiled(job: Job, cache: GraphCache) -> CompiledGraph:
+def _compiled(job: Job, cache: GraphCache, decided: tuple[DecisionRecord, ...]) -> CompiledGraph:
     """Kernels, the host program around them, and the function that runs both."""
-    plan = plan_of(job, cache.key)
-    tuning = tuning_for(plan.fusion, job.options, job.timer, may_measure=job.load or job.fresh)
-    made_by = KernelPlan(job.options, job.settings, job.store, job.timer, tuning, job.run, job.fresh)
-    workers = workers_for(len(called(plan.fusion)), job.options.compile_workers)
-    with Compilers(beside=tuning.budget is None, workers=workers) as compilers:
-        started = start_kernels(plan.fusion, made_by, compilers)
-        host = hosted(job, plan, started)
-        kernels = {function: kernel.finish() for function, kernel in started.items()}
-    tuning.tell()
-    if any(is_other(b, started[f]) for f, b in kernels.items()):
-        host = hosted(job, plan, kernels)
+    search = GraphSearch.of(job, cache.key, may_measure=job.load or job.fresh)
+    with closing(search):
+        search.search()
+        job = replace(job, decider=search.decider)
+        plan = plan_of(job, cache.key)
+        options = replace(job.options, tune_budget=search.left)
+        tuning = tuning_for(plan.fusion, options, job.timer, may_measure=job.load or job.fresh)
+        if not search.uses_schedules(job.decider):
+            tuning = by_default(tuning)
+        kernels, host = built(job, plan, tuning)
+        if not search.race(plan, host, kernels, tuning):
+            kernels, host = built(job, plan, by_default(tuning))
+        tuning.tell(str(search))
     capture = told_capture(host.capture, job.lines)
     kept = program_of(job, host, kernels)
     constants = {name: c.value for name, c in plan.imported.constants.items()}
@@ -111,7 +117,15 @@ def _compiled(job: Job, cache: GraphCache) -> CompiledGraph:
             host.code.told,
             call,
             job.timer,
-            Stages(plan.imported, plan.graph, plan.fusion, kernels, host.program, tuple(job.run.steps)),
+            Stages(
+                plan.imported,
+                plan.graph,
+                plan.fusion,
+                kernels,
+                host.program,
+                tuple(job.run.steps),
+                (*decided, *(job.decider.records if job.decider is not None else ())),
+            ),
             overridden(kernels),
             key=key,
             kept=kept,

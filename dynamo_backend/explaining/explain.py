@@ -118,6 +118,7 @@ def report_of(compiled: CompiledGraph, target: Target | None = None) -> GraphRep
         stages.steps,
         compiled.recipe.results if compiled.recipe is not None else (),
         flow_of(stages.fusion.graph, stages.program),
+        stages.decisions,
     )
 
 

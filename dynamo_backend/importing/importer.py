@@ -37,6 +37,7 @@ from ...ir.graph.graph import (
     TensorType,
 )
 from ...ir.target import has_kernels
+from ...scheduler.decisions import Decider
 from ..aten_passes.views.negations import BIT, NEGATE, WHY_BIT, is_negated, negate, negative, write_negated
 from ..aten_passes.views.written_arguments import places_in_bases
 from ..converters import CONVERTERS, LIBRARY_REASONS, ImportContext, NoConversion, SizeMap, Tensor
@@ -72,6 +73,7 @@ def import_graph(
     name: str = "main",
     skipped: Mapping[fx.Node, fx.Node | None] = _NOTHING,
     called_after: dict[str, str] | None = None,
+    decider: Decider | None = None,
 ) -> Graph:
     """The IR of an ATen graph.
 
@@ -79,10 +81,12 @@ def import_graph(
     the inputs that are parameters or buffers. ``fallback_random`` leaves random ops to ATen (eager's own numbers);
     ``numerics`` is "fast" or "eager"; without ``libraries`` kernels compute on CPUs all that they can. ``skipped`` nodes, inputs and outputs among them, are left out; what reads one
     reads the node that it is mapped to. ``called_after`` is filled with the node of each name that is made here and is
-    no node's own. Raises ImportFailure.
+    no node's own. ``decider`` is asked where costs decide what an op becomes. Raises ImportFailure.
     """
     decomposed = decompose_flex_attention(gm)
-    importer = _Importer(decomposed, example_inputs, fallback_random, numerics, libraries, frozenset(static), skipped)
+    importer = _Importer(
+        decomposed, example_inputs, fallback_random, numerics, libraries, frozenset(static), skipped, decider
+    )
     graph = importer.run(name)
     if called_after is not None:
         called_after.update(importer.ctx.called_after)
@@ -151,6 +155,7 @@ class _Importer:
         libraries: bool,
         static: frozenset[int],
         skipped: Mapping[fx.Node, fx.Node | None] = _NOTHING,
+        decider: Decider | None = None,
     ) -> None:
         self.gm = gm
         self.places = {n: k for k, n in enumerate(gm.graph.nodes)}
@@ -161,7 +166,7 @@ class _Importer:
         self.sizes = SizeMap(names)
         self.ctx = ImportContext(
             names, self.sizes, fallback_random=fallback_random, numerics=numerics, libraries=libraries,
-            bodies=self.body,
+            bodies=self.body, decider=decider,
         )  # fmt: skip
         self.env = _Values(skipped)
         self.inputs: list[GraphInput] = []

@@ -22,6 +22,8 @@ from ...runtime.model.predict import Prediction
 from ...runtime.plain_text import counted, readable
 from ...runtime.triton.compile import GpuBinary
 from ...runtime.triton.report import ResourceReport
+from ...scheduler.decisions import ChosenFor, DecisionRecord
+from ...scheduler.decisions.decide import table
 from ...scheduler.schedule.overrides import SHORT, workload_of
 from ...scheduler.schedule.trace import Trace
 from .flow import RunFlow
@@ -196,7 +198,8 @@ class GraphReport:
     """One graph: ``peak_bytes`` is the memory it holds at most beyond its inputs, in size symbols; ``times`` seconds by
     phase; ``traffic`` the bytes of one run, library calls among them. ``python`` says what of a host program that was
     to be machine code is not, and why; ``steps`` are what was done, in order. ``frozen`` is what is computed once and
-    kept beside the parameters; ``flow`` are the calls of one run in their order."""
+    kept beside the parameters; ``flow`` are the calls of one run in their order; ``decisions`` what was chosen by cost
+    or otherwise, that with most at stake first."""
 
     name: str
     target: str
@@ -212,6 +215,7 @@ class GraphReport:
     steps: tuple[StepRecord, ...] = field(default=(), repr=False)
     frozen: tuple[KeptResult, ...] = field(default=(), repr=False)
     flow: RunFlow = field(default=RunFlow(), repr=False)
+    decisions: tuple[DecisionRecord, ...] = field(default=(), repr=False)
 
     @property
     def fallbacks(self) -> tuple[KernelReport, ...]:
@@ -235,6 +239,12 @@ class GraphReport:
             before, after = sum(s.before for s in steps), sum(s.after for s in steps)
             lines.append(f"  {name:{width}}  {level:8}  {ms:>7.2f}  {before or '':>6}  {after:>6}{many}")
         return "\n".join(lines)
+
+    @property
+    def decided(self) -> str:
+        """The decisions as a table: time and bytes at stake by the cost model, places, what was chosen, what else there
+        was and how many times as long that would take."""
+        return "\n".join(table(self.decisions))
 
     @property
     def predicted(self) -> PredictedRun:
@@ -286,6 +296,9 @@ class GraphReport:
             lines.append(f"  host program: {self.python}")
         for k in self.fallbacks:
             lines.append(f"  fallback: {k.name} runs as {', '.join(k.ops)}, because {k.error.splitlines()[0]}")
+        for d in self.decisions:
+            if d.source is not ChosenFor.COST:
+                lines.append(f"  decided {d.source.value}: {d.name} is {d.chosen} ({d.default} by cost)")
         lines += self._missed_lines()
         if self.times:
             spent = ", ".join(f"{name} {s * 1e3:.0f}" for name, s in self.times.items())

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from platformdirs import user_cache_dir
 
+from ...scheduler.decisions import DecisionOverrides
 from ...scheduler.schedule.overrides import Overrides
 from ..cache.cache import DEFAULT_LIMIT
 from ..log import asks_for_stages
@@ -27,6 +28,7 @@ from .values import (  # fmt: skip
     parse_count,
     parse_cpu_pool,
     parse_cpu_products,
+    parse_decisions,
     parse_host_program,
     parse_libraries,
     parse_limit,
@@ -373,6 +375,15 @@ class Options:
         values="a script (.py) or traces (.json); as an option also a mapping",
         doc="Schedules by hand for kernels, by the hash of their workload (docs/scheduling.md).",
     )
+    decisions: DecisionOverrides = _option(
+        "MLC_DECISIONS",
+        parse_decisions,
+        default=DecisionOverrides(),
+        shown="none",
+        values="a file (.json); as an option also a mapping",
+        changes_code=True,
+        doc="What to decide by hand that is decided by cost elsewhere, by kind and key (docs/decisions.md).",
+    )
 
     @classmethod
     def resolve(cls, mode: str | None, options: Mapping[str, object] | None, environ: Mapping[str, str]) -> "Options":
@@ -419,7 +430,7 @@ def option_specs() -> tuple[OptionSpec, ...]:
 
 def typed_value(spec: OptionSpec, value: object) -> str:
     """A setting's value as one types it: 0, 60s, 4GiB; what "default" means where it is None."""
-    if value is None or value == ():
+    if value is None or value == () or value == DecisionOverrides():
         return spec.shown_default
     if spec.parse is parse_seconds:
         return seconds_text(float(str(value)))

@@ -3,13 +3,16 @@
 Each raises `ValueRefused` with what is valid, where the value is not; who asked for it is added by `Options.resolve`.
 """
 
+import json
 import re
+from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
 
 import fsspec
 
 from ...ir.errors import MlcError
+from ...scheduler.decisions import DecisionOverrides, parse_overrides
 from ...scheduler.schedule.overrides import OverrideError, Overrides, load_overrides
 
 LOG_TOPICS = ("timing", "cache", "fusion", "schedule")
@@ -229,6 +232,18 @@ def parse_cpu_pool(value: object) -> int | None:
         return parse_size(value)
     except ValueRefused as refused:
         raise ValueRefused(f"auto, 0 for none, or {refused.valid}", ("auto",), text) from None
+
+
+def parse_decisions(value: object) -> DecisionOverrides:
+    if isinstance(value, DecisionOverrides):
+        return value
+    try:
+        given = value if isinstance(value, Mapping) else json.loads(Path(str(value)).read_text(encoding="utf-8"))
+        if not isinstance(given, Mapping):
+            raise ValueRefused("a JSON object from kind:key to the name of a way")
+        return parse_overrides(given)
+    except (OSError, ValueError) as error:
+        raise OptionError(f"decisions (MLC_DECISIONS): {error}") from error
 
 
 def parse_schedules(value: object) -> Overrides | None:

@@ -149,11 +149,11 @@ class Bench:
             self._expected = tuple(o.clone() for o in outputs)
             return
         for k, (have, want) in enumerate(zip(outputs, self._expected, strict=True)):
-            if not torch.allclose(have, want, rtol=2e-2, atol=2e-2 * _scale(want), equal_nan=True):
+            if not torch.allclose(have, want, rtol=2e-2, atol=2e-2 * scale_of(want), equal_nan=True):
                 raise MeasureError(f"output {k} differs from the default schedule's", Verdict.WRONG)
 
 
-def _scale(t: torch.Tensor) -> float:
+def scale_of(t: torch.Tensor) -> float:
     """A typical magnitude, that of the finite elements' root mean square."""
     if not t.numel() or not t.dtype.is_floating_point:
         return 0.0

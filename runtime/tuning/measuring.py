@@ -7,17 +7,11 @@ those before them are measured.
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import json
-import os
-import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from functools import cache
-from typing import Any
 
 import torch
 
@@ -26,60 +20,19 @@ from ...ir.nest.loops import LoopNest
 from ...ir.target import Target
 from ...ir.text.printer import show
 from ...scheduler.schedule.schedule import Schedule
-from ...scheduler.tuning.database import Verdict
 from ...scheduler.tuning.tune import Entered, Failure, Measurement, Measurer, MeasuringError
 from ..compile.kernels import KernelCode
 from ..triton.compile import RunTriton
-from ..triton.service_process import ServiceProcess
-from ..triton.worker_process import CRASHES, LostError, RefusedError
 from .candidates import begun, running
-from .measure import ROUNDS_SECONDS, MeasureError
+from .measure import MeasureError
+from .worker_race import LIMIT_SECONDS, MeasuringProcess, Request, WorkerRace, failure_of, process_of
 
 SERVICE = f"{__package__}.measure_service"
-# Seconds for a candidate to run once, and again for it to be timed; for the process to start and make arguments.
-LIMIT_SECONDS, BEGIN_SECONDS = 20.0, 180.0
-# Rounds of candidates of which nothing is known, and how often a race is run again that ended the process.
-SAMPLES, _TRIALS = 15, 3
-# A GPU holds the context of the process as long as it lives.
-_IDLE_SECONDS = 20.0
+# Rounds of candidates of which nothing is known.
+SAMPLES = 15
 
 
-class MeasuringProcess(ServiceProcess):
-    """The process in which candidates run. Whoever asks is known by ``session``: None after the process was lost."""
-
-    def __init__(self, service: str = SERVICE, command: list[str] | None = None) -> None:
-        super().__init__(service, _IDLE_SECONDS, command)
-        self.session: object | None = None
-
-    def end(self) -> None:
-        """End the process."""
-        self.session = None
-        super().end()
-
-    def disown(self) -> None:
-        """In a fork: the process is the parent's."""
-        self.session = None
-        super().disown()
-
-
-@cache
-def measuring_process() -> MeasuringProcess:
-    """The process that measures for this one, which ends with it."""
-    process = MeasuringProcess()
-    atexit.register(process.end)
-    return process
-
-
-def _forked() -> None:
-    if measuring_process.cache_info().currsize:
-        measuring_process().disown()
-        measuring_process.cache_clear()
-
-
-os.register_at_fork(after_in_child=_forked)
-
-
-class WorkerMeasurer:
+class WorkerMeasurer(WorkerRace[KernelCode]):
     """Times schedules of one nest in a process of its own. The first that runs there is the default schedule, whose
     results the others must have.
 
@@ -96,18 +49,11 @@ class WorkerMeasurer:
         run: RunTriton | None = None,
         limit: float = LIMIT_SECONDS,
     ) -> None:
+        super().__init__(process_of(SERVICE) if process is None else process, limit)
         self.target = target
         self._nest = nest
         self._workers = workers
-        self._process = measuring_process() if process is None else process
         self._run = run
-        self._limit = limit
-        self._default: KernelCode | None = None
-        self._count = 0
-        # What is to run, by number, and which of it the process has.
-        self._codes: dict[int, KernelCode] = {}
-        self._prepared: set[int] = set()
-        self._rounds = 0
 
     def enter(self, candidates: Sequence[Schedule]) -> Iterator[Entered | Failure]:
         """Build each schedule, run it once and compare its results, in order, each as soon as it is known.
@@ -116,45 +62,7 @@ class WorkerMeasurer:
         the default schedule itself fails.
         """
         for found in self._entered(candidates):
-            yield Entered(found, code_hash(self._codes[found])) if isinstance(found, int) else failure_of(found)
-
-    def copy(self, number: int) -> Entered | Failure:
-        """Load the code of one that has entered once more, elsewhere in memory."""
-        with self._process.lock:
-            code, new = self._codes[number], self._numbered()
-            try:
-                self._prepare(new, code)
-            except MeasureError as error:
-                return failure_of(error)
-        return Entered(new, code_hash(code))
-
-    def samples(self, numbers: Sequence[int], rounds: int) -> Mapping[int, Sequence[float] | Failure]:
-        """Seconds a call of each in so many rounds, in which they take turns; fewer rounds where they take long. One
-        that ends the process, or never ends, has a failure, and the others run again. Raises as ``enter`` does."""
-        failed: dict[int, Failure] = {}
-        with self._process.lock, self._ended_by_interrupts():
-            for _ in range(_TRIALS):
-                racing = [n for n in numbers if n not in failed]
-                if not racing:
-                    break
-                try:
-                    return {**self._timed(racing, rounds), **failed}
-                except MeasureError as error:
-                    last = failure_of(error)
-                    failed |= self._guilty(racing)
-            # Together they end the process, and none does alone: the race has no result.
-            return {**{n: last for n in numbers}, **failed}
-
-    def leave(self, numbers: Sequence[int]) -> None:
-        """Forget what is timed no more."""
-        for number in numbers:
-            self._codes.pop(number, None)
-        with self._process.lock:
-            self._process.refresh()
-            if self._process.session is self and (gone := self._prepared & set(numbers)):
-                self._prepared -= gone
-                with suppress(MeasureError):
-                    self._ask({"do": "drop", "ids": sorted(gone)}, self._limit)
+            yield self._named(found) if isinstance(found, int) else failure_of(found)
 
     def measure(self, candidates: Sequence[Schedule]) -> Iterator[Measurement]:
         """Seconds a call of each schedule in order, or the error that it met; each as soon as it is known on GPUs, in
@@ -167,15 +75,6 @@ class WorkerMeasurer:
                 yield from self._measured(waiting)
                 waiting = []
         yield from self._measured(waiting)
-
-    def close(self) -> None:
-        """Let the process forget the nest, whose arguments may be large."""
-        with self._process.lock:
-            self._process.refresh()
-            if self._process.session is self:
-                with suppress(LostError, RefusedError):
-                    self._process.ask({"do": "end"}, self._limit, again=False)
-                self._process.session = None
 
     # --- within -----------------------------------------------------------------------------------------------------
 
@@ -195,19 +94,12 @@ class WorkerMeasurer:
             code = future.result()
         except (MlcError, RuntimeError, MemoryError) as error:
             return error
-        with self._process.lock:
-            number = self._numbered()
-            try:
-                self._prepare(number, code)
-            except MeasureError as error:
-                if self._default is None:
-                    raise MeasuringError(f"the default schedule cannot be measured: {error}") from error
-                return error
-        return number
-
-    def _numbered(self) -> int:
-        self._count += 1
-        return self._count
+        try:
+            return self._prepared_new(code)
+        except MeasureError as error:
+            if self._first is None:
+                raise MeasuringError(f"the default schedule cannot be measured: {error}") from error
+            return error
 
     def _measured(self, found: Sequence[int | Exception]) -> list[Measurement]:
         numbers = [n for n in found if isinstance(n, int)]
@@ -225,84 +117,18 @@ class WorkerMeasurer:
                     results.append(sorted(samples)[len(samples) // 4])
         return results
 
-    def _timed(self, numbers: Sequence[int], rounds: int) -> dict[int, list[float]]:
-        for n in numbers:
-            self._begin()
-            if n not in self._prepared:
-                self._prepare(n, self._codes[n])
-        if not self._prepared >= set(numbers):  # one of them ended the process, behind the others
-            raise MeasureError("the process that measures was lost")
-        request = {"do": "time", "ids": [*numbers], "rounds": rounds, "begun": self._rounds}
-        answer = self._ask(request, self._limit * len(numbers) + ROUNDS_SECONDS)
-        self._rounds += rounds
-        return {int(n): [float(s) for s in samples] for n, samples in answer["samples"].items()}
-
-    def _guilty(self, numbers: Sequence[int]) -> dict[int, Failure]:
-        """Which of several end the process by themselves."""
-        found: dict[int, Failure] = {}
-        for n in numbers:
-            try:
-                self._timed([n], 1)
-            except MeasureError as error:
-                found[n] = failure_of(error)
-        return found
-
-    @contextmanager
-    def _ended_by_interrupts(self) -> Iterator[None]:
-        try:
-            yield
-        except (KeyboardInterrupt, SystemExit):
-            self._process.end()
-            raise
-
-    def _prepare(self, number: int, code: KernelCode) -> None:
-        """Have a candidate run once, and its results compared. Raises MeasureError and MeasuringError."""
-        self._begin()
-        plain = {"key": code.key, "name": code.name, "language": code.language, "symbols": code.symbols}
-        request = {"do": "prepare", "id": number, "code": {**plain, "meta": code.meta}}
-        self._ask(request, self._limit, code.payload)
-        self._prepared.add(number)
-        self._codes[number] = code
-        if self._default is None:
-            self._default = code
-
-    def _begin(self) -> None:
-        """Have the process know the nest and the default schedule's results."""
-        self._process.refresh()
-        if self._process.session is self:
-            return
+    def _about(self) -> Request:
         kind = "cuda" if self.target.is_gpu else "cpu"
         device = torch.cuda.current_device() if self.target.is_gpu and torch.cuda.is_available() else 0
         about = {"kind": kind, "device": device, "threads": torch.get_num_threads()}
-        try:
-            self._ask({"do": "begin", "nest": show(self._nest), **about}, BEGIN_SECONDS)
-            self._process.session, self._prepared = self, set()
-            if self._default is not None:
-                default, self._default = self._default, None
-                self._prepare(0, default)
-        except MeasureError as error:
-            raise MeasuringError(str(error)) from error
+        return {"nest": show(self._nest), **about}, ()
 
-    def _ask(self, request: dict[str, Any], seconds: float, *parts: bytes) -> dict[str, Any]:
-        """Raises MeasureError with the verdict where a candidate gives no result."""
-        try:
-            answer, _ = self._process.ask(request, seconds, *parts, again=request["do"] == "begin")
-        except LostError as lost:
-            late = lost.status is None and "in time" in str(lost)
-            raise MeasureError(_told(lost, seconds), Verdict.LATE if late else Verdict.CRASHED) from lost
-        except RefusedError as error:
-            raise MeasuringError(f"the process that measures is defective: {error}") from error
-        if "verdict" in answer:
-            if answer["lost"]:
-                self._process.end()
-            verdict = Verdict.CRASHED if answer["lost"] else Verdict(answer["verdict"])
-            raise MeasureError(answer["reason"], verdict)
-        return answer
+    def _of(self, candidate: KernelCode) -> Request:
+        plain = {"key": candidate.key, "name": candidate.name, "language": candidate.language}
+        return {"code": {**plain, "symbols": candidate.symbols, "meta": candidate.meta}}, (candidate.payload,)
 
-
-def failure_of(error: Exception) -> Failure:
-    """What an error says of the candidate that met it."""
-    return Failure(error.verdict if isinstance(error, MeasureError) else Verdict.FAILED, str(error))
+    def _hash_of(self, candidate: KernelCode) -> str:
+        return code_hash(candidate)
 
 
 def code_hash(code: KernelCode) -> str:
@@ -312,14 +138,6 @@ def code_hash(code: KernelCode) -> str:
     launched = {k: v for k, v in code.meta["binary"].items() if k != "assembly"}
     told = json.dumps([launched, code.meta["source"]["grid"]], sort_keys=True, default=str)
     return hashlib.sha256(told.encode() + code.payload[: code.meta["code"]]).hexdigest()[:32]
-
-
-def _told(lost: LostError, seconds: float) -> str:
-    if lost.status in CRASHES:
-        return f"the process that ran it crashed ({signal.Signals(-lost.status).name})"  # type: ignore[operator]
-    if lost.status is None and "in time" in str(lost):
-        return f"it did not end within {seconds:g} s"
-    return f"the process that measures {lost}"
 
 
 def measurer_for(nest: LoopNest, target: Target, workers: int = 0) -> Measurer | None:

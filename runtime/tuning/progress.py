@@ -75,7 +75,7 @@ def outcome_text(outcome: SearchResult) -> str:
     """What a search came to: ``1.31x (1.28 to 1.33) of the default, noise 1 %, 40 candidates, 3 failed``."""
     won = f"{_bounded(outcome.found)} of the default" if outcome.is_faster else "none faster"
     failed = f", {outcome.failed} failed" if outcome.failed else ""
-    return f"{won}, noise {_percent(outcome.sigma)}, {len(outcome.trials)} candidates{failed}"
+    return f"{won}, noise {percent_text(outcome.sigma)}, {len(outcome.trials)} candidates{failed}"
 
 
 def trials_table(outcome: SearchResult, limit: int = 12) -> list[str]:
@@ -128,24 +128,27 @@ class Totals:
         """``tuned 5 kernels in 12 s: 2 faster, 1.08x (noise 1 %)``."""
         what = "1 kernel" if self.kernels == 1 else f"{self.kernels} kernels"
         gain = f"{self.faster} faster, {self.speedup:.2f}x" if self.faster else "none faster than by default"
-        return f"tuned {what} in {_seconds(self.seconds)}: {gain} (noise {_percent(self.noise)})"
+        return f"tuned {what} in {seconds_text(self.seconds)}: {gain} (noise {percent_text(self.noise)})"
 
     @property
     def warning(self) -> str:
         """What nobody could tell for noise; "" where it hides nothing."""
         if not self.hidden:
             return ""
+        hidden, noise = percent_text(self.hidden), percent_text(self.noise)
         return (
-            f"a kernel seemed {_percent(self.hidden)} faster, which this machine's noise ({_percent(self.noise)}) may "
+            f"a kernel seemed {hidden} faster, which this machine's noise ({noise}) may "
             "be: it keeps its default schedule; tune where nothing else runs, or with a larger MLC_TUNE_BUDGET"
         )
 
 
-def _seconds(seconds: float) -> str:
+def seconds_text(seconds: float) -> str:
+    """Seconds as one tells them: 12 s, 2.0 s."""
     return f"{seconds:.0f} s" if seconds >= 9.5 else f"{seconds:.1f} s"
 
 
-def _percent(share: float) -> str:
+def percent_text(share: float) -> str:
+    """A share in percent: 0.01 is 1 %."""
     if share == math.inf:
         return "unknown"
     percent = 100.0 * share

@@ -8,6 +8,7 @@ what follows finds it in a cache. A result that nobody else reads never exists a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -19,6 +20,7 @@ from ...ir.nest.loops import contiguous_strides
 from ...ir.target import has_kernels
 from ..context import PassContext
 from ..cost.products.contraction_cpu import Between, gain_of_blocks, rows_of_block
+from ..decisions import Alternative, place_key
 from ..facts.order import in_order
 from ..facts.row_products import RowProduct, row_product
 from ..functions.function_table import FunctionTable
@@ -97,11 +99,13 @@ class _GroupFinder:
         hint = self.graph.symbols.hint
         positions: tuple[int, ...] = (at,)
         best, gained = None, 0.0
+        # The same whatever it gains.
+        most, most_gained, time = None, -math.inf, 0.0
         refused: set[int] = set()
         while True:
             following = next((k for k in self.neighbours(positions, product) if k not in refused), None)
             if following is None:
-                return best
+                return self.decided(at, best, most, time, most_gained, context)
             grown = tuple(sorted((*positions, following)))
             writer = self.writer(grown)
             if writer is None:
@@ -120,6 +124,26 @@ class _GroupFinder:
             gain = gain_of_blocks(size, flops, between, leaving, machine)
             if gain > gained:
                 best, gained = _Group(positions, writer), gain
+            if gain > most_gained:
+                most, most_gained, time = _Group(positions, writer), gain, sum(flops) / machine.matmul
+
+    def decided(
+        self, at: int, best: _Group | None, most: _Group | None, time: float, gain: float, context: PassContext
+    ) -> _Group | None:
+        """The group around a product that runs in blocks, by cost the ``best``; ``most`` is what else would, which
+        takes ``time`` call by call."""
+        group = best or most
+        if group is None or context.decider is None:
+            return best
+        graph, hint = self.graph, self.graph.symbols.hint
+        name = graph.nodes[at].names[0]
+        chosen = context.decide(
+            "row-blocks", lambda: place_key(graph, (name,), Fusion(graph, self.table.functions).module),
+            (Alternative("calls", time), Alternative("blocks", time - gain)), "calls" if best is None else "blocks",
+            at=name, nbytes=sum(hint(self.types[n].nbytes) for n in group.writer.between()),
+            reason=f"{len(group.positions)} calls",
+        )  # fmt: skip
+        return group if chosen == "blocks" else None
 
     def neighbours(self, positions: Sequence[int], product: RowProduct) -> Iterator[int]:
         """Calls that read what a group makes, then those that make what it reads."""

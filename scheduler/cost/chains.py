@@ -46,6 +46,14 @@ def seen_share(rows: int, columns: int, is_empty: Callable[[int, int, int, int],
 
 def decide_chain_gpu(size: ChainSize, machine: Machine) -> tuple[bool, str]:
     """Whether one kernel is clearly faster than a library's products with kernels between, and why."""
+    ours, library = chain_times(size, machine)
+    matrix = size.batch * size.rows * size.columns * size.itemsize
+    told = f"{ours / 1e3:.1f} us in one kernel, {library / 1e3:.1f} us with {matrix >> 10} KiB of scores in memory"
+    return ours < library * (1 - WORTH), told
+
+
+def chain_times(size: ChainSize, machine: Machine) -> tuple[float, float]:
+    """Nanoseconds of one kernel, and of a library's products with kernels between."""
     points = size.batch * size.rows * size.columns
     flops = 2.0 * points * size.width
     programs = size.batch * -(-size.rows // ROWS)
@@ -57,8 +65,7 @@ def decide_chain_gpu(size: ChainSize, machine: Machine) -> tuple[bool, str]:
     faster = reach(machine) if matrix * size.scores <= KEPT * machine.l2_bytes else 1.0
     moved = 2 * matrix * size.scores / (machine.bandwidth * faster)
     library = flops / machine.matmul + moved + machine.launch * size.scores
-    told = f"{ours / 1e3:.1f} us in one kernel, {library / 1e3:.1f} us with {matrix >> 10} KiB of scores in memory"
-    return ours < library * (1 - WORTH), told
+    return ours, library
 
 
-__all__ = ["ChainSize", "decide_chain_gpu", "seen_share"]
+__all__ = ["ChainSize", "chain_times", "decide_chain_gpu", "seen_share"]

@@ -13,6 +13,7 @@ loads it and its filter, and images with channels innermost that cuDNN does not 
 from __future__ import annotations
 
 import enum
+from dataclasses import replace
 
 import sympy
 
@@ -68,7 +69,7 @@ def _decide_cpu(c: Convolution, direction: Direction, gathers: bool, library: st
         return Decision(False, f"{library}; windows {max(c.stride)} apart cover each place differently")
     if direction in (Direction.WEIGHT, Direction.BIAS):
         return Decision(False, f"{library}, which sums over images faster")
-    return Decision(True, _told(c))
+    return _between(Decision(True, _told(c)), None, None)
 
 
 def _decide_gpu(c: Convolution, direction: Direction, table: SymbolTable, machine: Machine) -> Decision:
@@ -87,10 +88,17 @@ def _decide_gpu(c: Convolution, direction: Direction, table: SymbolTable, machin
     if _innermost(c) and not (c.input.dtype.is_half and max(c.kernel) in CUDNN_WINDOWS and c.rank == 2):
         theirs += 2 * moved / (machine.bandwidth * OUR_READING)
     if ours < theirs:
-        return Decision(True, f"{_told(c)} in {_time(ours)} rather than {_time(theirs)}")
-    return Decision(
-        False, f"convolution: {machine.libraries.convolutions} in {_time(theirs)}; as a stencil {_time(ours)}"
-    )
+        taken = Decision(True, f"{_told(c)} in {_time(ours)} rather than {_time(theirs)}")
+    else:
+        library = machine.libraries.convolutions
+        taken = Decision(False, f"convolution: {library} in {_time(theirs)}; as a stencil {_time(ours)}")
+    return _between(taken, ours, theirs)
+
+
+def _between(taken: Decision, loops: float | None, library: float | None) -> Decision:
+    """A decision between both ways, whose times are None where nothing was measured."""
+    other = Decision(not taken.decomposed, taken.reason)
+    return replace(taken, loops=loops, library=library, otherwise=other)
 
 
 def pieces_of(c: Convolution, direction: Direction, table: SymbolTable, machine: Machine) -> int:

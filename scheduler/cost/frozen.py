@@ -63,16 +63,22 @@ def joint_pays(sizes: Sequence[tuple[int, int, int]], itemsize: int, target: Tar
 def packed_pays(rows: int, inner: int, columns: int, itemsize: int, target: Target) -> bool:
     """Whether a product of ``rows`` rows is faster with its weight in a library's own layout than with the plain one,
     which BLAS puts in order at each call. A single row of float32 it multiplies by the weight as that lies."""
+    times = packed_times(rows, inner, columns, itemsize, target)
+    return times is not None and times[0] < (1 - NOTICED) * times[1]
+
+
+def packed_times(rows: int, inner: int, columns: int, itemsize: int, target: Target) -> tuple[float, float] | None:
+    """Nanoseconds of a product with its weight packed and plain; None where nothing can be packed, or loops of ours
+    read the weight as fast as memory gives it."""
     if target.is_gpu or not target.machine.calls_libraries:
-        return False
+        return None
     machine, elements = target.machine, inner * columns
     read, multiplied = elements * itemsize / machine.bandwidth, 2.0 * rows * elements / machine.matmul
     vector = rows == 1 and itemsize == 4
     if vector and elements * itemsize > machine.l2_bytes * machine.cores:
-        return False  # loops of ours read it as fast as memory gives it
+        return None
     plain = read / VECTOR if vector else PUT_IN_ORDER * elements + max(read, multiplied)
-    packed = max(read, multiplied / PACKED_RATE) + PACKED_CALL * machine.launch
-    return packed < (1 - NOTICED) * plain
+    return max(read, multiplied / PACKED_RATE) + PACKED_CALL * machine.launch, plain
 
 
 def packed_filters_pay(elements: int, pixels: int, target: Target) -> bool:
@@ -89,4 +95,4 @@ def table_pays(steps: int, size: int, elements: int, target: Target) -> bool:
     return not target.is_gpu and steps >= STEPS and elements >= SPREAD * size
 
 
-__all__ = ["joint_pays", "packed_filters_pay", "packed_pays", "table_pays", "wide_pays"]
+__all__ = ["joint_pays", "packed_filters_pay", "packed_pays", "packed_times", "table_pays", "wide_pays"]

@@ -50,7 +50,12 @@ def may_repeat_row(machine: Machine, length: int) -> bool:
 def repeats_row(machine: Machine, readers: Iterable[Reader]) -> bool:
     """Whether kernels that read a row make it again in each of their programs, rather than wait for a kernel that makes
     it once: they wait for memory most of the time, and what they compute meanwhile costs nothing."""
-    return sum(_more(machine, r) for r in readers) < machine.launch
+    return added_time(machine, readers) < machine.launch
+
+
+def added_time(machine: Machine, readers: Iterable[Reader]) -> float:
+    """Nanoseconds by which making a row again in each of their programs makes kernels longer."""
+    return sum(_more(machine, r) for r in readers)
 
 
 def _more(machine: Machine, r: Reader) -> float:

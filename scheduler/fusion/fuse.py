@@ -15,11 +15,13 @@ import sympy
 from ...ir.graph.graph import CallTensor, Graph, Library, Node, size_makers, sizes_read, uses
 from ...ir.graph.sequences import sequence_of
 from ...ir.passes import Pass, run_passes
-from ...ir.target import TargetOf
 from ..context import USUAL, PassContext
+from ..cost.programs import MANY_ELEMENTS, is_split
+from ..decisions import Alternative, place_key, text_key
 from ..facts.dependences import Dependences, last_bits, set_bits
 from ..facts.fusion_nodes import FusionNode, build_fusion_nodes, drop_dead, fusion_node_sizes
 from ..facts.views import ViewMap, views_of
+from ..rules import Capability, can
 from .assemble import assemble
 from .chains import outline_chains
 from .fusion import CALLS, ONLY_CALLS, Fusion, FusionReport, Refusal
@@ -48,7 +50,7 @@ class _Unit:
 class _Fuser:
     graph: Graph
     views: ViewMap
-    target_of: TargetOf
+    context: PassContext
     units: list[_Unit] = field(default_factory=list)
     order: Dependences = field(default_factory=Dependences)
     # Which unit makes a tensor; the mask of the groups that read it.
@@ -60,6 +62,10 @@ class _Fuser:
     makers_of_sizes: dict[sympy.Symbol, str] = field(default_factory=dict)
     # The last call of each sequence, which keeps its order.
     last: dict[str, int] = field(default_factory=dict)
+    # Reductions that are split over programs, or not, other than by cost.
+    split: dict[str, bool] = field(default_factory=dict)
+    # Pairs of nodes that are to stay in different groups.
+    apart: list[tuple[str, str]] = field(default_factory=list)
 
     def run(self, nodes: list[FusionNode]) -> None:
         table = self.graph.symbols
@@ -108,12 +114,13 @@ class _Fuser:
         reads = {ld.buffer for ld in m.loads}
         if self.makers_of_sizes:
             reads |= {self.makers_of_sizes[s] for s in fusion_node_sizes(m) & self.makers_of_sizes.keys()}
+        self._decide_split(m)
         for at in self._candidates(reads):
             if self._try_join(m, reads, at):
                 self._unite(m, reads, at)
                 return
         device = m.types[0].device
-        group = Group(self.graph.symbols, device, self.target_of(device))
+        group = Group(self.graph.symbols, device, self.context.target_of(device), decided=self.split)
         group.begin(m)
         at = self.order.add()
         self.units.append(_Unit(group, None))
@@ -150,7 +157,7 @@ class _Fuser:
         reason = self._conflict(m, reads, at)
         if reason is None:
             trial = unit.group.copy()
-            reason = join(trial, m)
+            reason = join(trial, m) or self._decided_apart(unit.group, m, reads & unit.group.tensors)
             if reason is None:
                 unit.group.take(trial)
                 self._register(m, reads, at)
@@ -173,6 +180,50 @@ class _Fuser:
                 return f"{what} lies between them"
         return None
 
+    def _decided_apart(self, group: Group, m: FusionNode, shared: set[str], kind: str = "fuse") -> str | None:
+        """Why a node does not join a group that it could join: somebody chose so. By cost what shares bytes is
+        together."""
+        if self.context.decider is None:
+            return None
+        first, nbytes = group.nodes[0], sum(self.sizes.get(n, 0) for n in shared)
+        once, launch = nbytes / group.target.machine.bandwidth, group.target.machine.launch
+        chosen = self.context.decide(
+            kind, lambda: place_key(self.graph, (first.name, m.name), back=1),
+            (Alternative("together", once), Alternative("apart", 2 * once + launch)), "together",
+            at=m.name, nbytes=nbytes, reason=f"{m.name} and {first.name} share {nbytes} bytes",
+        )  # fmt: skip
+        if chosen == "together":
+            return None
+        self.apart.append((first.name, m.name))
+        return "it was decided otherwise"
+
+    def _stays_apart(self, one: Group, other: Group) -> bool:
+        """Whether nodes of two groups were decided to stay apart."""
+        return any(
+            (a in one.produced and b in other.produced) or (b in one.produced and a in other.produced)
+            for a, b in self.apart
+        )
+
+    def _decide_split(self, m: FusionNode) -> None:
+        """Whether a reduction of many elements to few results is split over programs, so that nothing which needs its
+        result can join it."""
+        target, hint = self.context.target_of(m.types[0].device), self.graph.symbols.hint
+        if self.context.decider is None or m.monoid is None or m.scan_axis is not None:
+            return
+        rows, elements = hint(m.types[0].numel), hint(sympy.Mul(*(m.extents[a] for a in m.reduce_axes)))
+        if elements < MANY_ELEMENTS or not can(target, Capability.SPLIT_SUMS):
+            return
+        by_cost = is_split(target.machine, rows, elements)
+        nbytes = sum(self.sizes.get(ld.buffer, 0) for ld in m.loads)
+        # All that go over the same rows are decided alike: one that is split keeps the others of its kernel so.
+        told = (*map(str, (rows, elements)), m.types[0].device, *sorted({ld.dtype.value for ld in m.loads}))
+        chosen = self.context.decide(
+            "split", lambda: text_key(told), (Alternative("split"), Alternative("whole")),
+            "split" if by_cost else "whole", at=m.name, nbytes=nbytes, reason=f"{rows} rows of {elements} elements",
+        )  # fmt: skip
+        if (chosen == "split") is not by_cost:
+            self.split[m.name] = chosen == "split"
+
     def _refuse(self, first: str, second: str, reason: str, shared: set[str]) -> None:
         self.refusals.append(Refusal(first, second, reason, sum(self.sizes.get(n, 0) for n in shared)))
 
@@ -190,13 +241,16 @@ class _Fuser:
         assert a.group is not None and b.group is not None
         if a.group.device != b.group.device:
             return False
-        if not self.order.may_unite(source, target):
+        if not self.order.may_unite(source, target) or self._stays_apart(a.group, b.group):
             return False
         merged = sorted([*a.group.nodes, *b.group.nodes], key=lambda m: m.index)
         large, small = (a, b) if len(a.group.nodes) >= len(b.group.nodes) else (b, a)
         assert large.group is not None and small.group is not None
         trial = _united(large.group, small.group) or rebuilt(merged, a.group)
         if trial is None:
+            return False
+        shared = a.group.tensors & b.group.tensors
+        if self._decided_apart(a.group, b.group.nodes[-1], shared, "unite"):
             return False
         trial.nodes.sort(key=lambda m: m.index)
         moved, read = (
@@ -232,14 +286,16 @@ def partition(fusion: Fusion, context: PassContext) -> Fusion:
     graph = fusion.graph
     views = views_of(graph)
     nodes, outside = build_fusion_nodes(graph, views)
-    fuser = _Fuser(graph, views, context.target_of)
+    fuser = _Fuser(graph, views, context)
     fuser.run(nodes)
-    repeats = choose_repeats([u.group for u in fuser.units if u.group is not None], outside, fuser.sizes)
+    groups = [u.group for u in fuser.units if u.group is not None]
+    repeats = choose_repeats(groups, outside, fuser.sizes, graph, context)
     if repeats:
         nodes = drop_dead(apply_repeats(nodes, repeats, graph.symbols), outside)
-        fuser = _Fuser(graph, views, context.target_of)
+        fuser = _Fuser(graph, views, context)
         fuser.run(nodes)
-    for group in repeat_rows([u.group for u in fuser.units if u.group is not None], outside, fuser.sizes):
+    groups = [u.group for u in fuser.units if u.group is not None]
+    for group in repeat_rows(groups, outside, fuser.sizes, graph, context):
         next(u for u in fuser.units if u.group is group).group = None
     units: list[Group | Library | CallTensor] = []
     for u in fuser.units:

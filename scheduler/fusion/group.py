@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import sympy
@@ -37,12 +38,14 @@ class Group:
     is_split: bool = False
     # Results of reductions over the rows, and what is made of those: there when all rows have been visited.
     cross: set[str] = field(default_factory=set)
+    # Reductions of which it was decided whether they are split over programs, whatever their cost.
+    decided: Mapping[str, bool] = field(default_factory=dict)
 
     def copy(self) -> Group:
         return Group(
             self.table, self.device, self.target, self.domain.copy(), list(self.nodes),
             dict(self.bindings), dict(self.turned), dict(self.produced), dict(self.reads), set(self.tensors),
-            self.is_split, set(self.cross),
+            self.is_split, set(self.cross), self.decided,
         )  # fmt: skip
 
     def take(self, trial: Group) -> None:
@@ -96,6 +99,8 @@ class Group:
         # Where no rule can, the pass split_reductions has split what is worth it already.
         if m.monoid is None or m.scan_axis is not None or not can(self.target, Capability.SPLIT_SUMS):
             return False
+        if m.name in self.decided:
+            return self.decided[m.name]
         rows = self.table.hint(self.domain.size(self.domain.rows()))
         inner = self.table.hint(self.domain.size(self.domain.inner_order()))
         return is_split(self.target.machine, rows, inner)

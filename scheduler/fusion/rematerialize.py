@@ -11,7 +11,10 @@ from ...ir.expr.index import simplify
 from ...ir.expr.ops import OPS
 from ...ir.expr.symbols import SymbolTable
 from ...ir.expr.value import Call, Expr, Load, is_value, length, rewrite, walk
+from ...ir.graph.graph import Graph
+from ..context import PassContext
 from ..cost.recompute import GAIN, MANY, is_costly_in_lanes, is_read_where_kept
+from ..decisions import Alternative, place_key
 from ..facts.fusion_nodes import INLINE_NODES, FusionNode, collect_loads, gathers_lanes, is_cheap
 from ..facts.views import map_value
 from .group import Group
@@ -19,7 +22,9 @@ from .group import Group
 MAX_LOADS = 4
 
 
-def choose_repeats(groups: list[Group], outside: set[str], sizes: Mapping[str, int]) -> dict[str, Expr]:
+def choose_repeats(
+    groups: list[Group], outside: set[str], sizes: Mapping[str, int], graph: Graph, context: PassContext
+) -> dict[str, Expr]:
     """Names whose every reader should compute them again, with the value in terms of tensors that are in memory anyway.
 
     A name qualifies where only other kernels read it, it costs few and cheap operations, and reading its operands
@@ -43,7 +48,16 @@ def choose_repeats(groups: list[Group], outside: set[str], sizes: Mapping[str, i
             operands = _bytes_read(value, sizes, sizes.get(name, 0))
             extra = sum(size for r in readers[name] for o, size in operands.items() if o not in r.tensors)
             before = sizes.get(name, 0) * (1 + len(readers[name]))
-            if extra <= before * GAIN and not operands.keys() & chosen.keys():
+            if operands.keys() & chosen.keys():
+                continue
+            bandwidth = g.target.machine.bandwidth
+            way = context.decide(
+                "recompute", lambda name=name: place_key(graph, (name,)),  # type: ignore[misc]
+                (Alternative("again", extra / bandwidth), Alternative("store", before / bandwidth)),
+                "again" if extra <= before * GAIN else "store", at=name, nbytes=before,
+                reason=f"{extra} bytes read in {len(readers[name])} kernels rather than {before} written and read",
+            )  # fmt: skip
+            if way == "again":
                 chosen[name] = value
                 pinned |= operands.keys()
     return chosen

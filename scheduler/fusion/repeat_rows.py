@@ -14,14 +14,19 @@ from dataclasses import replace
 import sympy
 
 from ...ir.expr.value import Expr, Load, flops, free_symbols, is_value, rewrite, symbol
+from ...ir.graph.graph import Graph
 from ...ir.nest.loops import contiguous_strides
-from ..cost.recompute import BESIDE, Reader, may_repeat_row, repeats_row
+from ..context import PassContext
+from ..cost.recompute import BESIDE, Reader, added_time, may_repeat_row, repeats_row
+from ..decisions import Alternative, place_key
 from ..facts.fusion_nodes import FusionNode, collect_loads
 from .group import Group
 from .join import rebuilt
 
 
-def repeat_rows(groups: Sequence[Group], outside: set[str], sizes: Mapping[str, int]) -> list[Group]:
+def repeat_rows(
+    groups: Sequence[Group], outside: set[str], sizes: Mapping[str, int], graph: Graph, context: PassContext
+) -> list[Group]:
     """Take the nodes of groups that make one short row into all groups that read it, where that pays; the groups of
     which nothing is left."""
     readers: dict[str, list[Group]] = {}
@@ -39,7 +44,15 @@ def repeat_rows(groups: Sequence[Group], outside: set[str], sizes: Mapping[str, 
         if not grown or not all(new is not None and _is_product_of_rows(new, r, g) for r, new in grown):
             continue
         costs = [_reader(r, g, new, sizes) for r, new in grown if new is not None]
-        if repeats_row(g.target.machine, costs):
+        machine = g.target.machine
+        names = tuple(g.produced)
+        way = context.decide(
+            "repeat-row", lambda names=names: place_key(graph, names[:1]),  # type: ignore[misc]
+            (Alternative("again", added_time(machine, costs)), Alternative("store", machine.launch)),
+            "again" if repeats_row(machine, costs) else "store", at=names[0],
+            nbytes=sum(sizes.get(n, 0) for n in names), reason=f"a short row that {len(costs)} kernels read",
+        )  # fmt: skip
+        if way == "again":
             for r, new in grown:
                 assert new is not None
                 r.take(new)

@@ -14,6 +14,7 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from ....scheduler.cost.frozen import joint_pays
+from ....scheduler.decisions import Alternative
 from ...tracing.hints import hint_of
 from ..context import AtenContext
 from ..write import NodeWriter, tidy
@@ -52,7 +53,13 @@ def _pays(products: Sequence[WeightProduct], context: AtenContext) -> bool:
     x = products[0].x.meta["val"]
     target = context.target(str(x.device))
     sizes = [(hint_of(x.shape[0]), hint_of(x.shape[1]), p.columns) for p in products]
-    return joint_pays(sizes, x.dtype.itemsize, target)
+    if target.is_gpu or len(sizes) < 2:
+        return False
+    return context.decide(
+        "joined-weights", (*sizes, x.dtype), (Alternative("joined"), Alternative("apart")),
+        joint_pays(sizes, x.dtype.itemsize, target), at=products[0].node.name,
+        nbytes=sum(k * n for _, k, n in sizes) * x.dtype.itemsize,
+    )  # fmt: skip
 
 
 def _joined(graph: fx.Graph, products: Sequence[WeightProduct]) -> int:

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from ....scheduler.cost.frozen import packed_filters_pay
+from ....scheduler.decisions import Alternative
 from ..context import AtenContext
 from ..write import NodeWriter, tidy
 from .known import hoist, known_of
@@ -96,7 +97,13 @@ def _pays(f: _Filters, context: AtenContext) -> bool:
     made, weight = f.node.meta["val"], f.weight.meta["val"]
     target = context.target(str(made.device))
     pixels = made.shape[0] * math.prod(made.shape[2:])
-    return packed_filters_pay(weight.numel(), pixels, target) and has_layout()
+    if target.is_gpu or not has_layout():
+        return False
+    pays = packed_filters_pay(weight.numel(), pixels, target)
+    return context.decide(
+        "packed-filters", (tuple(weight.shape), pixels, weight.dtype), (Alternative("packed"), Alternative("plain")),
+        pays, at=f.node.name, nbytes=weight.numel() * weight.dtype.itemsize,
+    )  # fmt: skip
 
 
 def _packed(graph: fx.Graph, f: _Filters) -> fx.Node:

@@ -10,7 +10,8 @@ from functools import cache
 import torch
 from torch import fx
 
-from ....scheduler.cost.frozen import packed_pays
+from ....scheduler.cost.frozen import packed_pays, packed_times
+from ....scheduler.decisions import Alternative
 from ..context import AtenContext
 from ..write import NodeWriter, tidy
 from .known import hoist, is_view, known_of
@@ -55,7 +56,15 @@ def _pays(p: WeightProduct, context: AtenContext) -> bool:
         return False
     inner, columns = weight.shape
     target = context.target(str(x.device))
-    return packed_pays(x.shape[0], inner, columns, weight.dtype.itemsize, target) and has_layout(weight.dtype)
+    times = packed_times(x.shape[0], inner, columns, weight.dtype.itemsize, target)
+    if times is None or not has_layout(weight.dtype):
+        return False
+    pays = packed_pays(x.shape[0], inner, columns, weight.dtype.itemsize, target)
+    return context.decide(
+        "packed-weight", (x.shape[0], inner, columns, weight.dtype),
+        (Alternative("packed", times[0]), Alternative("plain", times[1])), pays, at=p.node.name,
+        nbytes=weight.numel() * weight.dtype.itemsize,
+    )  # fmt: skip
 
 
 def _packed(graph: fx.Graph, p: WeightProduct, rows: int) -> fx.Node:

@@ -21,7 +21,8 @@ from ....ir.expr.monoid import SUM, Monoid
 from ....ir.expr.value import Expr, Index, IndexValue, Load, Select, call, cast, const, free_symbols, is_value, symbol
 from ....ir.graph.graph import Library, Ref, TensorType
 from ....ir.target import updates_in_order, usual_target
-from ....scheduler.cost.segments import RowSums, piece_of_list, sorts
+from ....scheduler.cost.segments import RowSums, atomic_nanoseconds, piece_of_list, segment_nanoseconds, sorts
+from ....scheduler.decisions import Alternative, text_key
 from ....scheduler.facts.views import map_value
 from ..context import ImportContext, Tensor
 from ..terms import all_of, axes, convert, index_value
@@ -71,7 +72,18 @@ def is_cheaper(ctx: ImportContext, initial: Expr, shape: Sequence[sympy.Expr], r
     hint = ctx.sizes.hint
     count, width = math.prod(hint(shape[a]) for a in rows.along), math.prod(hint(shape[a]) for a in rows.own.values())
     sums = RowSums(hint(out.numel), count, width, out.dtype, not _is_zero(initial))
-    return sorts(usual_target(out.device).machine, sums)
+    machine = usual_target(out.device).machine
+    by_cost = sorts(machine, sums)
+    if ctx.decider is None:
+        return by_cost
+    chosen = ctx.decider.decide(
+        "row-sums", text_key((repr(sums), out.device)),
+        (Alternative("segments", segment_nanoseconds(machine, sums)),
+         Alternative("atomics", atomic_nanoseconds(machine, sums))),
+        "segments" if by_cost else "atomics", at=ctx.name(0), nbytes=hint(out.nbytes),
+        reason=f"{count} rows of {width} elements",
+    )  # fmt: skip
+    return chosen == "segments"
 
 
 def may_sort(ctx: ImportContext, monoid: Monoid | None, out: TensorType) -> bool:

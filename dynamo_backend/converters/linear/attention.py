@@ -9,7 +9,8 @@ from torch.utils._sympy.functions import FloorDiv
 
 from ....ir.expr.monoid import ATTENTION, MAX, SUM, lowest
 from ....ir.expr.value import Expr, Load, Select, call, const, symbol
-from ....scheduler.cost.attention import AttentionSize, decide_attention_cpu
+from ....scheduler.cost.attention import AttentionSize, decide_attention_cpu, library_time, ours_time
+from ....scheduler.decisions import Alternative, text_key
 from ..context import ImportContext, ReductionSpace, Tensor
 from ..registry import NoConversion, converter
 from ..terms import axes, index_value
@@ -54,7 +55,17 @@ def _decision(ctx: ImportContext, query: Tensor, key: Tensor, causal: bool) -> t
     hint = ctx.sizes.hint
     batch, heads, queries, width = query.shape
     sizes = (hint(batch * heads), hint(queries), hint(key.shape[2]), hint(width))
-    return decide_attention_cpu(AttentionSize(*sizes, query.dtype.is_half, causal))
+    size = AttentionSize(*sizes, query.dtype.is_half, causal)
+    faster, told = decide_attention_cpu(size)
+    if ctx.decider is None:
+        return faster, told
+    chosen = ctx.decider.decide(
+        "attention", text_key((repr(size), *(f"{t.type.dtype.value} {t.type.strides}" for t in (query, key)))),
+        (Alternative("loops", ours_time(size)), Alternative("library", library_time(size))),
+        "loops" if faster else "library", at=ctx.name(0), reason=told,
+        nbytes=2 * (hint(query.type.nbytes) + hint(key.type.nbytes)),
+    )  # fmt: skip
+    return chosen == "loops", told
 
 
 def _written_out(

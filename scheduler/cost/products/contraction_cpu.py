@@ -11,7 +11,7 @@ fuse with what is around them.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sympy
 
@@ -54,22 +54,35 @@ def decide_cpu(product: LibraryProduct, machine: Machine, fast: bool = True) -> 
         return Decision(True, f"matrix product: {sizes} in loops, for no library may be called", packed)
     if product.depth == 1:
         return Decision(True, f"no sum: {sizes}, each element of the result is one product", packed)
-    if not any(packed) and _is_small(product, machine):
-        return Decision(True, f"small product in loops: {sizes} takes less than a call of a library")
+    small = _small_times(product, machine) if not any(packed) else None
+    if small is not None and small[0] < small[1]:
+        told = f"small product in loops: {sizes} takes less than a call of a library"
+        return _weighed(True, told, packed, *small)
     if fast and not any(packed) and (few := _few_rows(product, machine)) is not None:
         loops, called = few
         told = f"few rows: {sizes} in loops in {_time(loops)}, in a library in {_time(called)}"
-        return Decision(loops < called, told)
+        return _weighed(loops < called, told, packed, loops, called)
     if not any(packed):
         stop = b.stop or a.stop
-        return Decision(False, f"matrix product: BLAS; nothing to read in packed form{f' ({stop})' if stop else ''}")
+        told = f"matrix product: BLAS; nothing to read in packed form{f' ({stop})' if stop else ''}"
+        weighs = small is not None and fast and product.type.dtype.is_float
+        return _weighed(False, told, packed, *small) if small is not None and weighs else Decision(False, told)
     if not product.type.dtype.is_float:
         return Decision(False, "matrix product of integers: ATen")
     library, ours = _library_time(product, packed, machine), _loop_time(product, packed, machine)
     what = " and ".join(_told(o) for o, inlined in zip((a, b), packed, strict=True) if inlined)
     if ours < library:
-        return Decision(True, f"{what} in its loops: {sizes} in {_time(ours)} rather than {_time(library)}", packed)
-    return Decision(False, f"matrix product: BLAS in {_time(library)}; with {what} it would take {_time(ours)}")
+        told = f"{what} in its loops: {sizes} in {_time(ours)} rather than {_time(library)}"
+        return _weighed(True, told, packed, ours, library)
+    told = f"matrix product: BLAS in {_time(library)}; with {what} it would take {_time(ours)}"
+    return _weighed(False, told, packed, ours, library)
+
+
+def _weighed(decomposed: bool, told: str, packed: tuple[bool, bool], loops: float, library: float) -> Decision:
+    """A decision between two times, and what it is otherwise."""
+    opened, called = Decision(True, told, packed), Decision(False, told)
+    taken, other = (opened, called) if decomposed else (called, opened)
+    return replace(taken, loops=loops, library=library, otherwise=other)
 
 
 def onednn_multiplies(rows: int, inner: int, columns: int, machine: Machine) -> bool:
@@ -81,11 +94,19 @@ def onednn_multiplies(rows: int, inner: int, columns: int, machine: Machine) -> 
     return spared > ONEDNN_CALL * machine.launch
 
 
-def _is_small(p: LibraryProduct, machine: Machine) -> bool:
-    """Whether our loops are done before a call of the library is. Sizes that vary may be larger in the next call."""
-    known = all(e.is_Integer for e in (*p.shape, p.depth))
+def onednn_times(rows: int, inner: int, columns: int, machine: Machine) -> tuple[float, float]:
+    """Nanoseconds of BLAS and of oneDNN, beyond what both take to call."""
+    time = 2.0 * rows * inner * columns / machine.matmul
+    return time, machine.blas * time + ONEDNN_CALL * machine.launch
+
+
+def _small_times(p: LibraryProduct, machine: Machine) -> tuple[float, float] | None:
+    """The times of our loops over sizes that fill no registers, and of a call of the library; None for sizes that vary,
+    which may be larger in the next call."""
+    if not all(e.is_Integer for e in (*p.shape, p.depth)):
+        return None
     library = 1 / (machine.matmul * _rate(p, machine)) if p.type.dtype.is_float else PLAIN
-    return known and _flops(p) * SMALL < machine.launch + p.batch * MATRIX + _flops(p) * library
+    return _flops(p) * SMALL, machine.launch + p.batch * MATRIX + _flops(p) * library
 
 
 def _few_rows(p: LibraryProduct, machine: Machine) -> tuple[float, float] | None:

@@ -86,10 +86,15 @@ def decide_gpu(product: LibraryProduct, machine: Machine) -> Decision:
         library += apart
     sizes = f"{product.m} x {product.k} x {product.n}"
     what = _gain(product, packed, ours)
+    opened, called = Decision(True, "", packed, ours.pieces, ours.stream_k), Decision(False, "")
     if ours.time < library * (1 - WORTH):
+        taken, other = opened, called
         reason = f"{what}: {sizes} in {_time(ours.time)} rather than {_time(library)}"
-        return Decision(True, reason, packed, ours.pieces, ours.stream_k)
-    return Decision(False, f"matrix product: {name} in {_time(library)}; in loops with {what} {_time(ours.time)}")
+    else:
+        taken, other = called, opened
+        reason = f"matrix product: {name} in {_time(library)}; in loops with {what} {_time(ours.time)}"
+    other = replace(other, reason=reason)
+    return replace(taken, reason=reason, loops=ours.time, library=library, otherwise=other)
 
 
 def _with_prologues(

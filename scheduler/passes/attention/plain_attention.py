@@ -14,7 +14,9 @@ from ....ir.expr.dtypes import DType
 from ....ir.expr.value import Call, Cast, Const, Expr, Load, symbol
 from ....ir.graph.graph import Library, Node, Ref, TensorType, View
 from ....ir.nest.loops import contiguous_strides
-from ...cost.attention import AttentionSize, decide_library_cpu
+from ...context import PassContext
+from ...cost.attention import AttentionSize, decide_library_cpu, library_time, ours_time
+from ...decisions import Alternative, place_key
 from ...facts.definitions import Definitions
 from ..canonical.names import fresh_name
 from ..products.operands import operand, scaled
@@ -24,7 +26,7 @@ OP = "aten::_scaled_dot_product_flash_attention_for_cpu.default"
 
 
 def library_call(
-    found: Definitions, attention: Attention, types: Mapping[str, TensorType], taken: set[str]
+    found: Definitions, attention: Attention, types: Mapping[str, TensorType], taken: set[str], context: PassContext
 ) -> list[Node] | None:
     """The nodes of a call of torch's kernel and of the product's result as a view of it; None where our loops do it."""
     product, first, a = attention.product, attention.first, attention.axes
@@ -45,7 +47,13 @@ def library_call(
     batch, rows, columns = queries.shape[0], queries.shape[1], values.shape[1]
     size = AttentionSize(hint(batch), hint(rows), hint(columns), int(width), product.type.dtype.is_half)
     faster, told = decide_library_cpu(size)
-    if not faster:
+    chosen = context.decide(
+        "attention", lambda: place_key(found.graph, (product.name,)),
+        (Alternative("loops", ours_time(size)), Alternative("library", library_time(size))),
+        "library" if faster else "loops", at=product.name, reason=told,
+        nbytes=sum(hint(types[n].nbytes) for n in (first.left, first.right, product.right, product.name)),
+    )  # fmt: skip
+    if chosen == "loops":
         return None
     here = found.within(attention.extents)
     kind = product.type.dtype

@@ -54,7 +54,7 @@ def rewrite_attention(graph: Graph, context: PassContext = USUAL) -> Graph:
                 continue
             read = _check_alone(found, attention, target.machine)
             ours = bool(read) or not target.machine.calls_libraries
-            called = None if ours else library_call(found, attention, types, taken)
+            called = None if ours else library_call(found, attention, types, taken, context)
             if called is not None:
                 changed[product.name] = called
                 continue

@@ -26,6 +26,7 @@ from ....ir.nest.loops import contiguous_strides
 from ....ir.target import TargetOf
 from ...context import USUAL, PassContext
 from ...cost.layouts import are_known, channels_last_time, transposing_time
+from ...decisions import Alternative, place_key, text_key
 from ...facts.convolution import FORWARD, Convolution, axes_of, convolution
 from ..canonical.names import fresh_name
 
@@ -42,12 +43,33 @@ def convert_layouts(graph: Graph, context: PassContext = USUAL) -> Graph:
     types = graph.types()
     found = {n.names[0]: c for n in graph.nodes if (c := _candidate(n, types, context.target_of)) is not None}
     gains = any(_cost(c, graph, context.target_of) < 0 for c in found.values())
-    if not gains and not any(_is_last(n) for n in graph.nodes):
+    if not gains and not any(_is_last(n) for n in graph.nodes) and (context.decider is None or not found):
         return graph
     seen = _Images(graph, types, found, context.target_of)
-    images, calls = seen.cut()
+    images, calls = _decided(seen, context)
     changes = calls or any(_layout(types[name]) is _PLAIN for name in images)
     return _written(seen, images, calls) if changes else graph
+
+
+def _decided(seen: _Images, context: PassContext) -> tuple[frozenset[str], frozenset[str]]:
+    """Images and convolutions that change: those of the cheapest cut, none, or as many convolutions as may."""
+    images, calls = seen.cut()
+    if context.decider is None or not seen.found:
+        return images, calls
+    nothing = frozenset[str](), frozenset[str]()
+    ways = {_PLAIN: nothing, _LAST: seen.cut(all_last=True)}
+    default = next((name for name, way in ways.items() if way == (images, calls)), "cut")
+    ways.setdefault(default, (images, calls))
+    graph, hint = seen.graph, seen.graph.symbols.hint
+    times = {name: seen.time(*way) for name, way in ways.items()}
+    least = min(times.values())
+    chosen = context.decide(
+        "layout", lambda: text_key(place_key(graph, (name,), back=1) for name in seen.found),
+        [Alternative(name, time - least) for name, time in times.items()], default, at=next(iter(seen.found)),
+        nbytes=sum(hint(c.input.nbytes) + hint(c.output.nbytes) for c in seen.found.values()),
+        reason=f"channels innermost in {len(calls)} of {len(seen.found)} convolutions by the cheapest cut",
+    )  # fmt: skip
+    return ways[chosen]
 
 
 def channels_last(shape: tuple[sympy.Expr, ...]) -> tuple[sympy.Expr, ...]:
@@ -105,8 +127,15 @@ class _Images:
     found: Mapping[str, Convolution]
     target_of: TargetOf
 
-    def cut(self) -> tuple[frozenset[str], frozenset[str]]:
-        """The images that get their channels innermost, and by their results the convolutions that compute so."""
+    def time(self, images: frozenset[str], calls: frozenset[str]) -> float:
+        """Nanoseconds that convolutions and transpositions take more than where all stays plain and costs nothing."""
+        changed = {(n, "image") for n in images} | {(n, "call") for n in calls}
+        time = sum(_cost(self.found[n], self.graph, self.target_of) for n in calls)
+        return time + sum(cost for a, b, cost in self.ties() if (a in changed) is not (b in changed))
+
+    def cut(self, all_last: bool = False) -> tuple[frozenset[str], frozenset[str]]:
+        """The images that get their channels innermost, and by their results the convolutions that compute so;
+        ``all_last``: every one that may."""
         import networkx  # 0.2 s, which only graphs with convolutions take
 
         # What a cut leaves on the source's side changes: of all the cheapest ones, the least.
@@ -119,7 +148,10 @@ class _Images:
             net.add_edge(one, other, capacity=known + cost)
         for name, c in self.found.items():
             cost = _cost(c, self.graph, self.target_of)
-            net.add_edge((name, "call"), _PLAIN if cost > 0 else _LAST, capacity=abs(cost))
+            if all_last:
+                net.add_edge((name, "call"), _LAST)
+            else:
+                net.add_edge((name, "call"), _PLAIN if cost > 0 else _LAST, capacity=abs(cost))
         changed = networkx.minimum_cut(net, _LAST, _PLAIN)[1][0] - {_LAST}
         by_kind = {kind: frozenset(name for name, k in changed if k == kind) for kind in ("image", "call")}
         return by_kind["image"], by_kind["call"]

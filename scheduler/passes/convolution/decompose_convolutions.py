@@ -16,6 +16,8 @@ from ....ir.machine import Machine
 from ....ir.target import has_kernels
 from ...context import USUAL, PassContext
 from ...cost.convolution import Direction, decide, pieces_of
+from ...decisions import Alternative, place_key, text_key
+from ...facts.contraction import Decision
 from ...facts.convolution import (
     Convolution,
     Names,
@@ -45,9 +47,9 @@ def decompose_convolutions(graph: Graph, context: PassContext = USUAL) -> Graph:
         if c is None or not has_kernels(c.input.device):
             nodes.append(node)
         elif c.is_backward:
-            nodes += _backward(c, taken, graph.symbols, context.target_of(c.input.device).machine)
+            nodes += _backward(c, taken, graph, context)
         else:
-            decision = decide(c, Direction.OUTPUT, graph.symbols, context.target_of(c.input.device).machine)
+            decision = _decided(c, Direction.OUTPUT, graph, context)
             if decision.decomposed:
                 nodes += decompose_forward(c, _names(c.node.names[0], taken), decision.reason)
             else:
@@ -56,15 +58,34 @@ def decompose_convolutions(graph: Graph, context: PassContext = USUAL) -> Graph:
     return graph if same else replace(graph, nodes=tuple(nodes))
 
 
-def _backward(c: Convolution, taken: set[str], table: SymbolTable, machine: Machine) -> list[Node]:
+def _decided(c: Convolution, direction: Direction, graph: Graph, context: PassContext) -> Decision:
+    """What is decided about one direction of a convolution."""
+    machine, hint = context.target_of(c.input.device).machine, graph.symbols.hint
+    by_cost = decide(c, direction, graph.symbols, machine)
+    if by_cost.otherwise is None:
+        return by_cost
+    name = c.node.names[0]
+    chosen = context.decide(
+        "convolution", lambda: text_key((place_key(graph, (name,)), direction.value)),
+        (Alternative("loops", by_cost.loops), Alternative("library", by_cost.library)),
+        "loops" if by_cost.decomposed else "library",
+        at=name, nbytes=hint(c.input.nbytes) + hint(c.output.nbytes), reason=by_cost.reason,
+    )  # fmt: skip
+    if (chosen == "loops") is by_cost.decomposed:
+        return by_cost
+    return replace(by_cost.otherwise, reason=f"decided otherwise; {by_cost.reason}")
+
+
+def _backward(c: Convolution, taken: set[str], graph: Graph, context: PassContext) -> list[Node]:
     """The gradients that are decomposed, after the call that makes the others."""
+    table, machine = graph.symbols, context.target_of(c.input.device).machine
     loops: list[Node] = []
     names, types, reasons = list(c.node.names), list(c.node.types), []
     for k, (direction, build) in enumerate(_GRADIENTS):
         kind = types[k]
         if kind is None:
             continue
-        decision = decide(c, direction, table, machine)
+        decision = _decided(c, direction, graph, context)
         if not decision.decomposed:
             reasons.append(f"{direction.value}: {decision.reason}")
             continue

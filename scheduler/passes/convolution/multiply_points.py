@@ -21,9 +21,9 @@ from ....ir.expr.value import Load, call
 from ....ir.graph.facts import names_in, places_of
 from ....ir.graph.graph import Compute, Graph, Library, Node, Reduction, Ref, TensorType, View, uses
 from ....ir.nest.loops import contiguous_strides
-from ....ir.target import TargetOf
 from ...context import USUAL, PassContext
 from ...cost.layouts import are_measured, multiplies_points
+from ...decisions import Alternative, place_key
 from ...facts.convolution import Convolution, axes_of, convolution
 from ..canonical.names import fresh_name
 from ..products.multiply_by_onednn import onednn_product
@@ -35,7 +35,7 @@ _REASON_PIXELS = "a convolution by single elements: a product of all pixels"
 def multiply_points(graph: Graph, context: PassContext = USUAL) -> Graph:
     """Replace convolutions, and gradients of their images, by products of matrices where those are faster."""
     types = graph.types()
-    found = {n.names[0]: c for n in graph.nodes if (c := _points(n, types, graph, context.target_of)) is not None}
+    found = {n.names[0]: c for n in graph.nodes if (c := _points(n, types, graph, context)) is not None}
     shared = _seen_otherwise(graph) if any("bias" in c.names for c in found.values()) else set()
     chosen = {
         name: c for name, c in found.items()
@@ -59,14 +59,14 @@ def multiply_points(graph: Graph, context: PassContext = USUAL) -> Graph:
     return replace(graph, nodes=tuple(nodes))
 
 
-def _points(node: Node, types: Mapping[str, TensorType], graph: Graph, target_of: TargetOf) -> Convolution | None:
+def _points(node: Node, types: Mapping[str, TensorType], graph: Graph, context: PassContext) -> Convolution | None:
     """The node as a convolution of plain images by filters of one element that a product is faster for."""
     c = convolution(node, types)
     if c is None or c.transposed or c.groups != 1 or c.node.types[0] is None:
         return None
     if c.taps != 1 or any(s != 1 for s in c.stride) or any(c.padding):
         return None
-    if c.input.dtype is not DType.FLOAT32 or not are_measured(target_of(c.input.device).machine):
+    if c.input.dtype is not DType.FLOAT32 or not are_measured(context.target_of(c.input.device).machine):
         return None
     if c.weight.strides != contiguous_strides(c.weight.shape):
         return None
@@ -76,7 +76,15 @@ def _points(node: Node, types: Mapping[str, TensorType], graph: Graph, target_of
         return None
     hint = graph.symbols.hint
     images = 1 if c.input.shape[0] == 1 else 2  # hints of sizes that vary are no ones
-    return c if multiplies_points(images, hint(_numel(c.input.shape[2:])), hint(c.weight.numel)) else None
+    elements = hint(_numel(c.input.shape[2:]))
+    by_cost = multiplies_points(images, elements, hint(c.weight.numel))
+    chosen = context.decide(
+        "points", lambda: place_key(graph, node.names), (Alternative("product"), Alternative("convolution")),
+        "product" if by_cost else "convolution", at=node.names[0],
+        nbytes=hint(c.input.nbytes) + hint(c.output.nbytes) + hint(c.weight.nbytes),
+        reason=f"{images} images or more of {elements} elements",
+    )  # fmt: skip
+    return c if chosen == "product" else None
 
 
 def _seen_otherwise(graph: Graph) -> set[str]:
@@ -133,7 +141,7 @@ def _product_of_pixels(
     return [
         view(pixels, kinds[pixels], c.names["input"], (image, column, *size)),
         view(filters, turned, c.names["weight"], (column, row, *(sympy.S.Zero,) * len(size))),
-        *onednn_product(multiplied, kinds, graph.symbols, taken, context),
+        *onednn_product(multiplied, kinds, graph, taken, context),
         view(result, c.output, product, (place, axes[1])),
     ]
 

@@ -8,8 +8,10 @@ import sympy
 
 from ....ir.graph.graph import Compute, View, uses
 from ....ir.target import TargetOf
+from ...context import PassContext
 from ...cost.attention import multiplies, widths
-from ...cost.chains import ChainSize, decide_chain_gpu, seen_share
+from ...cost.chains import ChainSize, chain_times, decide_chain_gpu, seen_share
+from ...decisions import Alternative, place_key
 from ...facts.definitions import Definitions
 from ...primitives.analysis.empty import zero
 from ...rules import Capability, can
@@ -21,10 +23,10 @@ from .operands import made_of
 MIN_ROWS = 4
 
 
-def refused_of(found: Definitions, chains: list[ChainedProduct | Total], target_of: TargetOf) -> dict[str, str]:
+def refused_of(found: Definitions, chains: list[ChainedProduct | Total], context: PassContext) -> dict[str, str]:
     """The products that have to stay as they are, and why."""
     refused: dict[str, str] = {}
-    hint = found.graph.symbols.hint
+    hint, target_of = found.graph.symbols.hint, context.target_of
     for c in chains:
         wide = [*([c.extents[FEATURE]] if isinstance(c, ChainedProduct) else ()), *(s.width for s in c.scores)]
         machine = target_of(c.device).machine
@@ -49,7 +51,7 @@ def refused_of(found: Definitions, chains: list[ChainedProduct | Total], target_
                     if other is not None:
                         fresh[c.name] = f"{other} needs what is made of {s.product.name}"
             if plain and not any(c.name in fresh for c in group):
-                fresh |= _slower(found, group, target_of)
+                fresh |= _slower(found, group, context)
         for group in groups:
             shared = can(target_of(group[0].device), Capability.SHARED_TOTALS)
             if shared and all(isinstance(c, Total) for c in group):
@@ -59,7 +61,7 @@ def refused_of(found: Definitions, chains: list[ChainedProduct | Total], target_
         refused |= fresh
 
 
-def _slower(found: Definitions, group: Sequence[ChainedProduct | Total], target_of: TargetOf) -> dict[str, str]:
+def _slower(found: Definitions, group: Sequence[ChainedProduct | Total], context: PassContext) -> dict[str, str]:
     """Why the products of a group stay, where one kernel for them is not faster."""
     hint, first = found.graph.symbols.hint, group[0]
     scores = {(s.query, s.key): s for c in group for s in c.scores}
@@ -67,8 +69,15 @@ def _slower(found: Definitions, group: Sequence[ChainedProduct | Total], target_
     width += sum(int(c.extents[FEATURE]) for c in group if isinstance(c, ChainedProduct))
     batch, rows, columns = (hint(first.extents.get(x, sympy.S.One)) for x in (BATCH, ROW, COLUMN))
     size = ChainSize(batch, rows, columns, width, len(scores), first.dtype.itemsize, _seen(group, rows, columns, hint))
-    gains, told = decide_chain_gpu(size, target_of(first.device).machine)
-    return {} if gains else dict.fromkeys((c.name for c in group), told)
+    machine = context.target_of(first.device).machine
+    gains, told = decide_chain_gpu(size, machine)
+    ours, library = chain_times(size, machine)
+    chosen = context.decide(
+        "chain", lambda: place_key(found.graph, tuple(c.name for c in group)),
+        (Alternative("one kernel", ours), Alternative("library", library)), "one kernel" if gains else "library",
+        at=first.name, nbytes=2 * batch * rows * columns * len(scores) * size.itemsize, reason=told,
+    )  # fmt: skip
+    return {} if chosen == "one kernel" else dict.fromkeys((c.name for c in group), told)
 
 
 def _seen(group: Sequence[ChainedProduct | Total], rows: int, columns: int, hint: Callable[[sympy.Expr], int]) -> float:

@@ -68,7 +68,7 @@ def chain_products(graph: Graph, context: PassContext = USUAL) -> Graph:
         chain = _sum_of_elements(found, node, types, made, context.target_of)
         if chain is not None:
             chains.append(chain)
-    refused = refused_of(found, chains, context.target_of)
+    refused = refused_of(found, chains, context)
     chains = [c for c in chains if c.name not in refused]
     changed: dict[str, list[Node]] = {
         p.name: [replace(p.node, reason=f"{p.node.reason}; stays apart: {refused[p.name]}")]

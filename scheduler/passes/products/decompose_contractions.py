@@ -17,6 +17,7 @@ from ....ir.graph.facts import names_in
 from ....ir.graph.graph import Compute, Graph, Node, Origin, Reduction
 from ...context import USUAL, PassContext
 from ...cost.products.contraction import decide_product
+from ...decisions import Alternative, place_key
 from ...facts.contraction import R0, Decision, LibraryProduct, Products
 from ...facts.digits import refine
 from ...facts.row_factors import Factored
@@ -39,7 +40,9 @@ def decompose_contractions(graph: Graph, context: PassContext = USUAL) -> Graph:
             nodes.append(node)
             continue
         machine = context.target_of(product.type.device).machine
-        decision = decide_product(_without_epilogues(product, opened), machine, context.fast)
+        decision = _asked(
+            product, decide_product(_without_epilogues(product, opened), machine, context.fast), graph, context
+        )
         # What passes before have to say about the call stands after its own reason.
         reason = "; ".join([decision.reason, *product.node.reason.split("; ")[1:]])
         if decision.decomposed:
@@ -49,6 +52,22 @@ def decompose_contractions(graph: Graph, context: PassContext = USUAL) -> Graph:
             nodes.append(replace(product.node, reason=reason))
     same = len(nodes) == len(graph.nodes) and all(a is b for a, b in zip(nodes, graph.nodes, strict=True))
     return graph if same else replace(graph, nodes=tuple(nodes))
+
+
+def _asked(product: LibraryProduct, by_cost: Decision, graph: Graph, context: PassContext) -> Decision:
+    """What is decided about a product, where both ways were weighed."""
+    if by_cost.otherwise is None:
+        return by_cost
+    name, hint = product.node.names[0], graph.symbols.hint
+    chosen = context.decide(
+        "product", lambda: place_key(graph, (name,)),
+        (Alternative("loops", by_cost.loops), Alternative("library", by_cost.library)),
+        "loops" if by_cost.decomposed else "library",
+        at=name, nbytes=product.a.bytes + product.b.bytes + hint(product.type.nbytes), reason=by_cost.reason,
+    )  # fmt: skip
+    if (chosen == "loops") is by_cost.decomposed:
+        return by_cost
+    return replace(by_cost.otherwise, reason=f"decided otherwise; {by_cost.reason}")
 
 
 def _without_epilogues(product: LibraryProduct, opened: set[str]) -> LibraryProduct:

@@ -12,7 +12,6 @@ from dataclasses import replace
 import sympy
 
 from ....ir.expr.dtypes import DType
-from ....ir.expr.symbols import SymbolTable
 from ....ir.expr.value import symbol
 from ....ir.graph.effects import LINEAR, PLAIN_WEIGHT
 from ....ir.graph.facts import names_in
@@ -20,7 +19,8 @@ from ....ir.graph.graph import Graph, Library, Node, Ref, TensorType, View
 from ....ir.nest.loops import contiguous_strides
 from ....ir.target import has_kernels
 from ...context import USUAL, PassContext
-from ...cost.products.contraction_cpu import onednn_multiplies
+from ...cost.products.contraction_cpu import onednn_multiplies, onednn_times
+from ...decisions import Alternative, place_key, text_key
 from ..canonical.names import fresh_name
 
 _PRODUCTS = ("aten::mm.default", "aten::addmm.default")
@@ -33,16 +33,16 @@ def multiply_by_onednn(graph: Graph, context: PassContext = USUAL) -> Graph:
         return graph
     types, taken, nodes = graph.types(), set(names_in(graph)), list[Node]()
     for node in graph.nodes:
-        nodes += onednn_product(node, types, graph.symbols, taken, context) if isinstance(node, Library) else (node,)
+        nodes += onednn_product(node, types, graph, taken, context) if isinstance(node, Library) else (node,)
     return graph if len(nodes) == len(graph.nodes) else replace(graph, nodes=tuple(nodes))
 
 
 def onednn_product(
-    node: Library, types: Mapping[str, TensorType], table: SymbolTable, taken: set[str], context: PassContext
+    node: Library, types: Mapping[str, TensorType], graph: Graph, taken: set[str], context: PassContext
 ) -> Collection[Node]:
     """A call of ATen's product as one of oneDNN, with the view of its weight that this reads, where that is faster; the
     call as it is otherwise. ``taken`` are names in use, to which those of new nodes are added."""
-    if not context.fast or not _is_faster(node, types, table, context):
+    if not context.fast or not _is_faster(node, types, graph, context):
         return (node,)
     *bias, left, right = node.args
     weight, (row, column) = types[right.name], (symbol("i0"), symbol("i1"))
@@ -53,8 +53,9 @@ def onednn_product(
     return view, replace(node, target=LINEAR, args=args, reason=f"{node.reason}: {_REASON}")
 
 
-def _is_faster(node: Library, types: Mapping[str, TensorType], table: SymbolTable, context: PassContext) -> bool:
+def _is_faster(node: Library, types: Mapping[str, TensorType], graph: Graph, context: PassContext) -> bool:
     """Whether a call multiplies matrices that oneDNN takes, and is slower at it."""
+    table = graph.symbols
     out = node.types[0]
     if node.target not in _PRODUCTS or node.kwargs or out is None or not has_kernels(out.device):
         return False
@@ -71,7 +72,25 @@ def _is_faster(node: Library, types: Mapping[str, TensorType], table: SymbolTabl
     if any(k.shape != b.shape[1:] or k.strides != (sympy.S.One,) for k in bias):
         return False
     rows, inner, columns = (table.hint(n) for n in (a.shape[0], *b.shape))
-    return onednn_multiplies(rows, inner, columns, context.target_of(out.device).machine)
+    machine = context.target_of(out.device).machine
+    by_cost = onednn_multiplies(rows, inner, columns, machine)
+    if machine.is_gpu:
+        return by_cost
+    blas, onednn = onednn_times(rows, inner, columns, machine)
+    chosen = context.decide(
+        "blas", lambda: _key(node, types, graph), (Alternative("BLAS", blas), Alternative("oneDNN", onednn)),
+        "oneDNN" if by_cost else "BLAS", at=node.names[0], nbytes=sum(table.hint(k.nbytes) for k in (a, b, out)),
+        reason=f"{rows} x {inner} x {columns}",
+    )  # fmt: skip
+    return chosen == "oneDNN"
+
+
+def _key(node: Library, types: Mapping[str, TensorType], graph: Graph) -> str:
+    """The key of the place of a product, which another pass may be about to write."""
+    if node.names[0] in names_in(graph):
+        return place_key(graph, node.names)
+    told = [types[r.name] for r in node.args]
+    return text_key((node.target, *(f"{k.dtype.value} {k.shape} {k.strides} {k.device}" for k in told)))
 
 
 def _fills_memory(kind: TensorType) -> bool:

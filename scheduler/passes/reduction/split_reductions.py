@@ -19,10 +19,10 @@ from ....ir.expr.symbols import SymbolTable
 from ....ir.expr.value import symbol
 from ....ir.function.function import Dim
 from ....ir.graph.facts import names_in
-from ....ir.graph.graph import Graph, Node, Reduction
-from ....ir.target import TargetOf
+from ....ir.graph.graph import Graph, Node, Reduction, uses
 from ...context import USUAL, PassContext
 from ...cost.programs import pieces_of_sum
+from ...decisions import Alternative, place_key
 from ...functions.split_kernel import Cut, combined, numbered, partial, split_axes, whole
 from ...rules import Capability, can
 from ..canonical.names import fresh_name
@@ -36,17 +36,29 @@ def split_reductions(graph: Graph, context: PassContext = USUAL) -> Graph:
     taken = set(names_in(graph))
     nodes: list[Node] = []
     for node in graph.nodes:
-        cuts = _cuts(node, graph.symbols, context.target_of) if isinstance(node, Reduction) else []
+        cuts = _cuts(node, graph, context) if isinstance(node, Reduction) else []
         nodes += in_pieces(node, cuts, taken) if isinstance(node, Reduction) and cuts else [node]
     return graph if len(nodes) == len(graph.nodes) else replace(graph, nodes=tuple(nodes))
 
 
-def _cuts(node: Reduction, table: SymbolTable, target_of: TargetOf) -> list[Cut]:
+def _cuts(node: Reduction, graph: Graph, context: PassContext) -> list[Cut]:
     """How the outermost reduced axes are cut, a cut an axis; none where the reduction stays as it is."""
-    target = target_of(node.types[0].device)
+    table, target = graph.symbols, context.target_of(node.types[0].device)
     if can(target, Capability.SPLIT_SUMS) or any(c.vector for c in node.monoid.components):
         return []
-    wanted = pieces_of_sum(target.machine, table.hint(node.types[0].numel), table.hint(sympy.Mul(*node.reduce_shape)))
+    rows, elements = table.hint(node.types[0].numel), table.hint(sympy.Mul(*node.reduce_shape))
+    wanted = pieces_of_sum(target.machine, rows, elements)
+    if wanted > 1:
+        types = graph.types()
+        # Half as many are another way than the cost model's, and so are none.
+        ways = {1: "whole", wanted: f"{wanted} pieces", wanted // 2: f"{wanted // 2} pieces"}
+        ways = {k: way for k, way in ways.items() if k >= 1}
+        chosen = context.decide(
+            "pieces", lambda: place_key(graph, node.names[:1]), [Alternative(way) for way in ways.values()],
+            ways[wanted], at=node.names[0], nbytes=sum(table.hint(types[n].nbytes) for n in uses(node) if n in types),
+            reason=f"{rows} rows of {elements} elements",
+        )  # fmt: skip
+        wanted = next(k for k, way in ways.items() if way == chosen)
     return cuts_for(node.reduce_shape, wanted, table) if wanted > 1 else []
 
 

@@ -1,12 +1,14 @@
 """The tuning database: what was measured and predicted, of which workloads, on which targets, in which sessions."""
 
 from .database import BUSY_SECONDS, Database, Records
+from .decisions import GraphDecisions
 from .rows import NO_PART, Part, Provenance, Record, Session, Told, Tuned, Verdict, Workload, target_key
 
 __all__ = [
     "BUSY_SECONDS",
     "NO_PART",
     "Database",
+    "GraphDecisions",
     "Part",
     "Provenance",
     "Record",

@@ -21,8 +21,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ....ir.target import Target
+from ...decisions import DecisionOverrides
 from ...error import DatabaseWarning, ScheduleError
 from ...schedule.trace import Trace
+from .decisions import GraphDecisions, accepted, has_table, of_graph, write
 from .queries import ALL, BY_CODE, KNOWN, OF_WORKLOAD, WRITE, best_rows, record_of, serves
 from .rows import (
     NO_PART,
@@ -194,6 +196,48 @@ class Database:
                     )  # fmt: skip
                     connection.execute(WRITE, row)
 
+    def decisions(self, graph: str, target: Target) -> GraphDecisions | None:
+        """What the last search among the decisions of a graph ended with; None where there was none."""
+        with self._access() as connection:
+            if connection is not None and not self.predicted and has_table(connection):
+                try:
+                    return accepted(connection, graph, self.key_of(target), target_key(target))
+                except ValueError as error:
+                    self._warn(f"decisions of {self.path} are damaged and passed over ({error})")
+        return None
+
+    def tried_decisions(self, graph: str, target: Target) -> dict[DecisionOverrides, GraphDecisions]:
+        """What these versions know of sets of decisions of a graph on this part."""
+        with self._access() as connection:
+            if connection is not None and not self.predicted and has_table(connection):
+                try:
+                    found = of_graph(connection, graph, self.key_of(target))
+                    return {d.chosen: d for d in found if d.versions == self.versions}
+                except ValueError as error:
+                    self._warn(f"decisions of {self.path} are damaged and passed over ({error})")
+        return {}
+
+    def record_decisions(
+        self, graph: str, target: Target, chosen: DecisionOverrides, seconds: float | None = None, error: str = "", *,
+        ratio: float | None = None, count: int = 0, sigma: float | None = None, verdict: Verdict = Verdict.TIMED,
+    ) -> None:  # fmt: skip
+        """Keep what a graph took with a set of decisions, on disk before this returns."""
+        row = GraphDecisions(chosen, seconds, ratio, count, sigma, verdict, error, now())
+        with self._access(write=True) as connection:
+            if connection is not None:
+                key = self.key_of(target)
+                facts, session = self._facts_of(connection, target, key), self.session
+                with connection:
+                    connection.execute("BEGIN IMMEDIATE")
+                    told = plain_json(dict(session.facts))
+                    numbers = (
+                        target_number(connection, key, target_key(target), facts),
+                        session_number(
+                            connection, session.id, session.versions, session.date, told, session.provenance.value
+                        ),
+                    )  # fmt: skip
+                    write(connection, graph, numbers, row)
+
     def tuned(self) -> list[Tuned]:
         """What is known of every workload on every target, the workloads in order."""
         rows: list[Any] = []
@@ -278,9 +322,14 @@ class Database:
                     connection.execute("BEGIN IMMEDIATE")
                     asked = "DELETE FROM measurements WHERE predicted = ?"
                     count: int = connection.execute(asked, (self.predicted,)).rowcount
+                    if not self.predicted:
+                        count += connection.execute("DELETE FROM decisions").rowcount
                     for table in ("workloads", "targets", "sessions"):
                         column = table[:-1]
-                        connection.execute(f"DELETE FROM {table} WHERE id NOT IN (SELECT {column} FROM measurements)")
+                        held = f"SELECT {column} FROM measurements"
+                        if table != "workloads":
+                            held += f" UNION SELECT {column} FROM decisions"
+                        connection.execute(f"DELETE FROM {table} WHERE id NOT IN ({held})")
                 connection.execute("VACUUM")
                 return count
         return 0

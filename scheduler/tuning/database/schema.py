@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import uuid
 
+from .decisions import TABLE, has_table
 from .rows import Provenance, Verdict, plain_json, trace_hash
 
 SCHEMA = 2
@@ -73,7 +74,7 @@ def prepare(connection: sqlite3.Connection) -> None:
     """Make the tables, of those of a first file where it is one: all of it or, after a kill, nothing.
 
     The connection is in autocommit mode. Raises NewerSchemaError."""
-    if version_of(connection) == SCHEMA:
+    if version_of(connection) == SCHEMA and has_table(connection):
         return
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -87,6 +88,7 @@ def prepare(connection: sqlite3.Connection) -> None:
                 _migrate(connection, f"first_{table}", _FIRST[table])
                 connection.execute(f"DROP TABLE first_{table}")
             connection.execute(f"PRAGMA user_version = {SCHEMA}")
+        connection.execute(TABLE)
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:

@@ -29,7 +29,8 @@ from torch_mlc.runtime.triton.triton_stages import Answer, Request
 from torch_mlc.runtime.triton.worker_process import worker_command
 from torch_mlc.runtime.tuning import measure
 from torch_mlc.runtime.tuning.measure import MeasureError
-from torch_mlc.runtime.tuning.measuring import MeasuringProcess, WorkerMeasurer
+from torch_mlc.runtime.tuning.measuring import SERVICE, WorkerMeasurer
+from torch_mlc.runtime.tuning.worker_race import MeasuringProcess
 from torch_mlc.scheduler.rules import default_schedule
 from torch_mlc.scheduler.schedule.schedule import Schedule
 from torch_mlc.scheduler.tuning.database import Database, Verdict
@@ -251,7 +252,7 @@ def test_candidates_are_compiled_side_by_side_while_others_are_measured(played: 
 
 @pytest.fixture(scope="module")
 def processor() -> Iterator[MeasuringProcess]:
-    process = MeasuringProcess()
+    process = MeasuringProcess(SERVICE)
     yield process
     process.end()
 

@@ -1,0 +1,24 @@
+"""Decisions: what is chosen between two or more ways by their costs, recorded, and open to be chosen otherwise."""
+
+from .decide import (
+    Alternative,
+    ChosenFor,
+    Decider,
+    DecisionError,
+    DecisionOverrides,
+    DecisionRecord,
+    parse_overrides,
+)
+from .keys import place_key, text_key
+
+__all__ = [
+    "Alternative",
+    "ChosenFor",
+    "Decider",
+    "DecisionError",
+    "DecisionOverrides",
+    "DecisionRecord",
+    "parse_overrides",
+    "place_key",
+    "text_key",
+]  # fmt: skip
