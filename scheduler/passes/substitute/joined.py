@@ -128,8 +128,12 @@ def _joined(sites: Sites, family: Family) -> Iterator[Rewrite]:
     read = sum(pass_time(2 * sites.nbytes(kind), machine) for p in members if _is_in_memory(sites, p.name))
     before = sum(sites.product_time(p, machine) for p in members)
     after = step.time + copied + read
-    if gain_of(before, after) < sites.least:
-        return
+    # A copy that pays for itself in several families alone is a loss in the first.
+    gain, sharing = gain_of(before, after), _sharing(sites, family) if copied else [family]
+    if gain < 0.0:
+        pays_together = sharing[0] is family and len(sharing) * (gain + copied) > copied
+        if not pays_together or gain < sites.least():
+            return
     at = (symbol("i0"), symbol("i1"))
     root = Root(members[0].node, members[0], at, (), dict(zip(at, kind.shape, strict=True)), at)
     writer = sites.writer(root, e)
@@ -147,6 +151,11 @@ def _joined(sites: Sites, family: Family) -> Iterator[Rewrite]:
         last = sites.last(own, at, [(moved, e.scale)], copies=True)
         changed[p.name] = (*nodes, *writer.nodes, last) if p is members[0] else (last,)
     yield rewrite_of(changed, before, after, [p.name for p in members])
+
+
+def _sharing(sites: Sites, family: Family) -> list[Family]:
+    """The families that would read one copy."""
+    return [f for row in families(sites).values() for f in row if f.loads == family.loads]
 
 
 def _is_in_memory(sites: Sites, name: str) -> bool:

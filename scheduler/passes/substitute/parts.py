@@ -7,7 +7,21 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ....ir.graph.facts import makers_of, places_of
-from ....ir.graph.graph import CallTensor, Compute, Graph, Input, Library, Node, SizeInput, View, uses
+from ....ir.graph.graph import (
+    CallRegion,
+    CallTensor,
+    Compute,
+    Graph,
+    Input,
+    Library,
+    Node,
+    Reduction,
+    Scan,
+    Scatter,
+    SizeInput,
+    View,
+    uses,
+)
 from ...facts.definitions import unrounded
 from ...facts.views import readers_of, results_of, views_of
 from ..canonical.eliminate_common import rename
@@ -125,23 +139,22 @@ def key_of(graph: Graph) -> Hashable:
 
 
 def _key(node: Node, types: Sequence[object]) -> Hashable:
+    """What a node is, but for its own names."""
     match node:
         case Library():
             return node.target, repr(node.args), repr(node.kwargs), tuple(types), node.rounded
-        case CallTensor():
-            return node.function, node.args
         case View():
             return "view", node.type, node.source, node.axes, node.indices, node.offset
         case Compute():
             return "compute", node.type, node.axes, node.value
-        case _:
-            # Names of nodes are no part of what they are.
-            return type(node).__name__, repr(replace(node, **_no_names(node)))  # type: ignore[arg-type]
-
-
-def _no_names(node: Node) -> dict[str, object]:
-    many = hasattr(node, "names") and "names" in getattr(node, "__dataclass_fields__", {})
-    return {"names": ("",) * len(node.names)} if many else {"name": ""}
+        case Reduction():
+            return node.types, node.axes, node.reduce_axes, node.reduce_shape, node.monoid, node.values
+        case Scan():
+            return "scan", node.types, node.axes, node.scan_axis, node.monoid, node.values
+        case Scatter():
+            return node.type, node.axes, node.source_axes, node.source_shape, node.monoid, node.values
+        case CallTensor() | CallRegion():
+            return id(node)  # they are made after this pass
 
 
 __all__ = ["Part", "key_of", "parts_of"]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from ....ir.graph.facts import fact
 from ....ir.graph.graph import Graph, Library, View, uses
 from ...facts.views import readers_of, results_of, views_of
 
 
+@fact
 def peak_of(graph: Graph) -> int:
     """The most bytes that results of and operands for library calls, and what the graph returns, hold at once. What
     lies between kernels is not counted: fusion decides of it."""

@@ -45,7 +45,8 @@ class Numerics(Enum):
 class Rule:
     """A rewrite of products. ``find`` gives what it could make of a product, whatever that costs; ``told`` says in a
     few words what it does. One that is ``wide`` looks for products that lie far apart, and is asked for whole graphs,
-    the others for parts of them. ``in_attention``: it may change products that become one kernel with a softmax."""
+    the others for parts of them. ``in_attention``: it may change products that become one kernel with a softmax. ``may_lose``: what it makes may be worth
+    something to another rewrite, so that it is tried where it alone does not pay."""
 
     name: str
     numerics: Numerics
@@ -53,6 +54,7 @@ class Rule:
     find: Callable[[Sites, Product], Iterator[Rewrite]]
     wide: bool = False
     in_attention: bool = False
+    may_lose: bool = False
 
     def applies(self, sites: Sites, product: Product) -> bool:
         """Whether a product may be rewritten so at all."""
@@ -62,11 +64,13 @@ class Rule:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule("join_products", Numerics.BITWISE, "products that share an operand are one", join_products, wide=True),
+    Rule("join_products", Numerics.BITWISE, "products that share an operand are one", join_products, wide=True,
+         may_lose=True),
     Rule("narrow_product", Numerics.BITWISE, "rows and columns that nobody reads are left out", narrow_product, in_attention=True),
     Rule("look_up_later", Numerics.BITWISE, "a table is multiplied before rows of it are chosen", look_up_later),
     Rule("reorder", Numerics.REASSOCIATED, "factors are multiplied in another order", reorder),
-    Rule("distribute", Numerics.REASSOCIATED, "a sum or a concatenation is multiplied term by term", distribute),
+    Rule("distribute", Numerics.REASSOCIATED, "a sum or a concatenation is multiplied term by term", distribute,
+         may_lose=True),
     Rule("sum_first", Numerics.OVERFLOW_PRONE, "what is summed behind a product is summed in front of it", sum_first),
 )
 

@@ -8,7 +8,7 @@ Which sums stand for a place is what rules say (``rules.py``).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -72,8 +72,10 @@ class Sites:
     places: dict[str, int] = field(init=False)
     effects: list[int] = field(init=False)
     shown: list[str] = field(init=False)
-    # The least gain of a rewrite that is of any use.
-    least: float = -math.inf
+    # What a rewrite may lose, asked when one loses anything.
+    least: Callable[[], float] = lambda: -math.inf
+    known_roots: dict[str, tuple[Root, ...]] = field(default_factory=dict)
+    known_goes: dict[str, frozenset[str]] = field(default_factory=dict)
     raised: set[str] | None = None
     families: dict[str, list[Any]] | None = None
 
@@ -99,8 +101,13 @@ class Sites:
 
     # --- what may be replaced -----------------------------------------------------------------------------------------
 
-    def roots(self, product: Product) -> Iterator[Root]:
+    def roots(self, product: Product) -> tuple[Root, ...]:
         """The product itself, and what alone is read of it: a part, chosen rows, a sum."""
+        if product.name not in self.known_roots:
+            self.known_roots[product.name] = tuple(self._roots(product))
+        return self.known_roots[product.name]
+
+    def _roots(self, product: Product) -> Iterator[Root]:
         name, kind = product.name, product.type
         axes = self.reader.fresh(product.rank)
         yield Root(product.node, product, axes, (), dict(zip(axes, kind.shape, strict=True)), axes)
@@ -150,6 +157,11 @@ class Sites:
     def goes(self, product: Product) -> frozenset[str]:
         """Products that one product alone is made of, with the copies, factors and sums between, where they may be put
         in another order; nothing where all that is in front is memory as it is."""
+        if product.name not in self.known_goes:
+            self.known_goes[product.name] = self._goes(product)
+        return self.known_goes[product.name]
+
+    def _goes(self, product: Product) -> frozenset[str]:
         gone, inner = {product.name}, 0
         results, readers, makers = results_of(self.graph), readers_of(self.graph), makers_of(self.graph)
         base = views_of(self.graph).base
@@ -198,7 +210,8 @@ class Sites:
         found = [self.reader.refined(self.reader.without_ones(e)) for e in sums]
         steps = [self.order(e, product.type.dtype, machine) for e in found]
         after = sum(s.time for s in steps) + self.written_time(kept, machine)
-        if gain_of(before, after) < self.least:
+        gain = gain_of(before, after)
+        if gain < 0.0 and gain < self.least():
             return
         nodes: list[Node] = []
         values: list[tuple[Load, float]] = []

@@ -32,8 +32,8 @@ def substitute(graph: Graph, context: PassContext = USUAL) -> Graph:
     budget = Budget()
     known: dict[Hashable, tuple[Step, ...]] = {}
     if count > 1:
-        most = peak_of(graph)
-        graph = Search(_FAR, context, budget, names_in(graph), lambda g: peak_of(g) <= most).best(graph).graph
+        before = graph
+        graph = Search(_FAR, context, budget, names_in(graph), lambda g: peak_of(g) <= peak_of(before)).best(graph).graph
     for _ in range(count):
         found = _in_parts(graph, context, budget, known)
         if found is graph:

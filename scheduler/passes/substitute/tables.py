@@ -11,10 +11,10 @@ import sympy
 
 from ....ir.expr.value import Expr, Load, is_value, symbol
 from ....ir.graph.facts import makers_of
-from ....ir.graph.graph import Compute, Library
+from ....ir.graph.graph import Compute, Library, Node
 from ...cost.products.substitutions import pass_time
 from ...facts.definitions import Definitions, unrounded
-from ...facts.views import readers_of, results_of
+from ...facts.views import readers_of, results_of, views_of
 from ..products.operands import Product
 from .einsum import Einsum
 from .rewrite import Rewrite, rewrite_of
@@ -23,12 +23,21 @@ from .sites import Root, Sites
 
 def look_up_later(sites: Sites, product: Product) -> Iterator[Rewrite]:
     """A product with chosen rows of a table, as chosen rows of a product with the table."""
-    root = next(sites.roots(product))
+    makers, base = makers_of(sites.graph), views_of(sites.graph).base
+    if not any(_chooses(makers.get(base(u))) for u in (product.left, product.right)):
+        return
+    root = sites.roots(product)[0]
     whole = sites.whole(root)
     for k in range(len(whole.factors)):
         found = _of_table(sites, root, whole, k)
         if found is not None:
             yield from _rewritten(sites, root, whole, k, *found)
+
+
+def _chooses(node: Node | None) -> bool:
+    """Whether a node copies rows that data choose."""
+    load = unrounded(node.value) if isinstance(node, Compute) else None
+    return isinstance(load, Load) and any(map(is_value, load.indices))
 
 
 def _of_table(sites: Sites, root: Root, e: Einsum, k: int) -> tuple[Einsum, sympy.Symbol, Expr] | None:
