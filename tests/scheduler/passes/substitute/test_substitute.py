@@ -23,7 +23,7 @@ from torch_mlc.ir.verify.verify import verify
 from torch_mlc.scheduler.context import USUAL, PassContext
 from torch_mlc.scheduler.passes import substitute
 from torch_mlc.scheduler.passes.products.operands import product_of
-from torch_mlc.scheduler.passes.substitute import einsum, rewrite
+from torch_mlc.scheduler.passes.substitute import einsum, joined, rewrite, sites
 
 
 def imported(fn: Callable[..., object], *inputs: Tensor) -> Graph:
@@ -63,7 +63,8 @@ def flops(graph: Graph) -> int:
 @pytest.fixture
 def eager_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything that may be substituted is, whatever it costs."""
-    monkeypatch.setattr(rewrite, "gain_of", lambda before, after: 1e9)
+    for module in (joined, rewrite, sites):
+        monkeypatch.setattr(module, "gain_of", lambda before, after: 1e9)
 
 
 # --- random programs --------------------------------------------------------------------------------------------------
