@@ -41,7 +41,7 @@ def two_streams(a: Tensor, b: Tensor, *weights: Tensor) -> list[Tensor]:
     return [(x @ w).tanh() for w in weights for x in (a, b)]
 
 
-STREAMS = (torch.zeros(4, 2048), torch.zeros(4, 2048), *[torch.zeros(2048, 8)] * 8)
+STREAMS = tuple(torch.zeros(s) for s in ((4, 2048), (4, 2048), *[(2048, 8)] * 8))
 
 
 def test_a_step_that_costs_is_taken_where_the_next_ones_pay(monkeypatch: pytest.MonkeyPatch) -> None:
