@@ -20,10 +20,11 @@ from torch.utils._sympy.functions import FloorDiv, Mod, ModularIndexing, PythonM
 from ....ir.expr.index import simplify
 from ....ir.expr.value import Index, Load, free_symbols, is_value, symbol
 from ....ir.graph.facts import makers_of
-from ....ir.graph.graph import Graph, TensorType
+from ....ir.graph.graph import Compute, Graph, TensorType
 from ...facts.definitions import Definitions, unrounded
 from ...facts.domain import quotient
 from ..products.operands import Product, product_of, scaled
+from .terms import scaled_loads
 
 Extents = Mapping[sympy.Symbol, sympy.Expr]
 _DIVISIONS = (FloorDiv, ModularIndexing, Mod, PythonMod)
@@ -130,11 +131,16 @@ class EinsumReader:
         return replace(e, axes=axes, extents={**extents, **kept}, factors=tuple(factors))
 
     def expanded(self, e: Einsum, may_go: Iterable[str]) -> Einsum:
-        """Factors that are products in ``may_go`` replaced by what those sum, again and again."""
+        """Factors that are products in ``may_go``, of matrices or element by element, replaced by what those are made
+        of, again and again."""
         allowed, makers = set(may_go), makers_of(self.graph)
         k = 0
         while k < len(e.factors) and len(e.factors) < MOST_FACTORS:
             f = e.factors[k]
+            two = self._scaled(e, f) if f.buffer in allowed else None
+            if two is not None:
+                e = self.through_views(replace(e, factors=(*e.factors[:k], *two, *e.factors[k + 1 :])))
+                continue
             inner = product_of(makers.get(f.buffer)) if f.buffer in allowed else None
             if inner is None or inner.added is not None:
                 k += 1
@@ -148,6 +154,13 @@ class EinsumReader:
             )  # fmt: skip
             e = self.through_views(e)
         return e
+
+    def _scaled(self, e: Einsum, f: Load) -> tuple[Load, Load] | None:
+        """The two factors that one is the product of, element by element, where one of them has fewer axes."""
+        made = makers_of(self.graph).get(f.buffer)
+        if not isinstance(made, Compute):
+            return None
+        return scaled_loads(Definitions(self.graph, e.extents).moved(made.value, made.axes, f.indices))
 
     def without_ones(self, e: Einsum) -> Einsum:
         """Axes of one element left out of what is summed, and of what factors vary along."""

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import sympy
 
 from ....ir.expr.symbols import SymbolTable
-from ....ir.expr.value import Expr, Load, is_value, loads, rewrite
+from ....ir.expr.value import Expr, Load, is_value, loads, rename_loads, rewrite, symbol
 from ....ir.graph.facts import makers_of
 from ....ir.graph.graph import Compute, Graph, Node, Reduction, View, uses
 from ....ir.nest.loops import contiguous_strides
@@ -24,7 +24,7 @@ from ...facts.views import readers_of, results_of, views_of
 from ..canonical.edit import Edit, Reader, extents_of
 from ..canonical.eliminate_dead import eliminate_dead
 from ..canonical.names import fresh_name
-from ..products.operands import product_of
+from ..products.operands import Product, product_of
 
 Made: TypeAlias = Compute | Reduction
 
@@ -39,6 +39,8 @@ def narrow(graph: Graph) -> Graph:
         current = edit.nodes.get(node.names[0]) if node.names else None
         if isinstance(current, (Compute, Reduction)):
             _narrow_node(edit, current)
+        elif (product := product_of(current)) is not None:
+            _narrow_product(edit, product)
     return _views_of_products(edit.graph)
 
 
@@ -92,18 +94,7 @@ def _narrow_node(edit: Edit, node: Made) -> None:
     if edit.outside.intersection(node.names):
         return
     readers = edit.readers(node.names)
-    places = [
-        (load.indices, extents_of(r))
-        for r in readers for v in edit.values[r.names[0]] for load in loads(v) if load.buffer in node.names
-    ]  # fmt: skip
-    if not places:
-        return
-    table, shape = edit.start.symbols, node.types[0].shape
-    parts: dict[int, _Segment] = {}
-    for d, extent in enumerate(shape):
-        part = _part([(indices[d], extents) for indices, extents in places], extent, table)
-        if part is not None:
-            parts[d] = part
+    parts = _parts_read(edit, readers, node.names, node.types[0].shape)
     if not parts:
         return
     for r in readers:
@@ -111,7 +102,47 @@ def _narrow_node(edit: Edit, node: Made) -> None:
         edit.put(r, [_with_values(r, values)])
     for name in node.names:
         edit.drop_views(name)
-    edit.put(node, [_made_in(node, edit.values[node.names[0]], parts, table)])
+    edit.put(node, [_made_in(node, edit.values[node.names[0]], parts, edit.start.symbols)])
+
+
+def _narrow_product(edit: Edit, product: Product) -> None:
+    """Where several kernels alone read a product, and none of them beyond a part: they read a copy of the part, which
+    then is what is wanted of the product."""
+    name, kind = product.name, product.type
+    readers = edit.readers((name,))
+    if name in edit.outside or len(readers) < 2:
+        return
+    parts = _parts_read(edit, readers, (name,), kind.shape)
+    if not parts:
+        return
+    part = fresh_name(f"{name}_part", edit.taken)
+    shape = tuple(parts[d].size if d in parts else n for d, n in enumerate(kind.shape))
+    axes = tuple(symbol(f"i{d}") for d in range(len(shape)))
+    indices = tuple(a + parts[d].start if d in parts else a for d, a in enumerate(axes))
+    indices = tuple(i.xreplace({a: sympy.S.Zero}) if n == 1 else i for i, a, n in zip(indices, axes, shape, strict=True))
+    for r in readers:
+        values = tuple(rename_loads(_read_in(v, (name,), parts), {name: part}) for v in edit.values[r.names[0]])
+        edit.put(r, [_with_values(r, values)])
+    edit.drop_views(name)
+    made = replace(kind, shape=shape, strides=contiguous_strides(shape))
+    copy = Compute(part, made, axes, Load(name, indices, kind.dtype), product.node.origins)
+    edit.put(product.node, [product.node, copy])
+
+
+def _parts_read(
+    edit: Edit, readers: Sequence[Reader], names: Sequence[str], shape: Sequence[sympy.Expr]
+) -> dict[int, _Segment]:
+    """The dimensions of which readers read a part alone, and which part."""
+    places = [
+        (load.indices, extents_of(r))
+        for r in readers for v in edit.values[r.names[0]] for load in loads(v) if load.buffer in names
+    ]  # fmt: skip
+    parts: dict[int, _Segment] = {}
+    for d, extent in enumerate(shape) if places else ():
+        part = _part([(indices[d], extents) for indices, extents in places], extent, edit.start.symbols)
+        if part is not None:
+            parts[d] = part
+    return parts
 
 
 def _part(

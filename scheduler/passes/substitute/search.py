@@ -1,0 +1,146 @@
+"""Best-first search over the graphs that rules make of one.
+
+A step may cost something where others pay for it: graphs are followed as long as they cost less than ``RELAXED`` times
+the best one so far. What pays and meets nothing else is done at once, so that steps which have nothing to do with one
+another are not tried in all orders. Costs are those of what goes and what comes, so a step costs what it touches. All
+is bounded by counts: the same graph is rewritten in the same way on any machine, whatever else that does.
+
+Source: Jia et al. 2019, "Optimizing DNN Computation with Relaxed Graph Substitutions" (MetaFlow).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from ....ir.graph.graph import Graph
+from ...context import PassContext
+from ..products.operands import product_of
+from .parts import key_of
+from .rewrite import Rewrite, applied, told
+from .rules import Rule
+from .sites import Sites
+
+# How much more than the best graph one may cost that is followed, and how many graphs are looked at in all.
+RELAXED, MOST_GRAPHS = 1.05, 500
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Rewrites that were done at once: their places among all that were found, those that lose something included where
+    they may."""
+
+    may_lose: bool
+    chosen: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A graph, how it came to be, and the nanoseconds that it saves."""
+
+    graph: Graph
+    gain: float = 0.0
+    steps: tuple[Step, ...] = ()
+
+
+@dataclass(slots=True)
+class Budget:
+    """How many graphs may still be looked at."""
+
+    left: int = MOST_GRAPHS
+
+
+@dataclass(slots=True)
+class Search:
+    """A search with some rules. ``taken`` are names that new nodes do not get; ``fits`` says whether a graph needs no
+    more memory than it may."""
+
+    rules: Sequence[Rule]
+    context: PassContext
+    budget: Budget
+    taken: Collection[str] = ()
+    fits: Callable[[Graph], bool] = lambda graph: True
+    seen: set[Hashable] = field(default_factory=set)
+
+    def best(self, graph: Graph) -> State:
+        """The state that saves most; one without steps where nothing saves anything."""
+        best = State(graph)
+        waiting: list[tuple[float, int, State]] = [(0.0, 0, best)]
+        count = 0
+        while waiting and self.budget.left > 0:
+            _, _, state = heapq.heappop(waiting)
+            self.budget.left -= 1
+            sites = Sites(state.graph, self.context, set(self.taken))
+            # What a step may lose so that its graph is still followed: nothing where it stands on a loss already.
+            least = partial(_least, sites) if state.gain >= best.gain else _nothing
+            found = list(self.found(sites, least))
+            for chosen in self.choices(state, found):
+                made = self.after(state, found, chosen, state.gain >= best.gain)
+                if made is None:
+                    continue
+                if made.gain > best.gain:
+                    best = made
+                count += 1
+                heapq.heappush(waiting, (-made.gain, count, made))
+        return best
+
+    def choices(self, state: State, found: Sequence[Rewrite]) -> Iterator[tuple[int, ...]]:
+        """Which rewrites are tried: first all that pay and meet no other; where there are none, those of one place at
+        which some pay, each alone; where none pays, each of all."""
+        meeting = [[j for j, b in enumerate(found) if j != k and a.meets(b)] for k, a in enumerate(found)]
+        free = [k for k, r in enumerate(found) if r.gain > 0 and not meeting[k]]
+        fitting: list[int] = []
+        for k in free:
+            if self.fits(applied(state.graph, [found[j] for j in (*fitting, k)])):
+                fitting.append(k)
+        if fitting:
+            yield tuple(fitting)
+            return
+        paying = [k for k, r in enumerate(found) if r.gain > 0 and k not in free]
+        if paying:
+            first = max(paying, key=lambda k: (found[k].gain, -k))
+            yield from ((k,) for k in sorted({first, *meeting[first]}))
+            return
+        yield from ((k,) for k, r in enumerate(found) if r.gain <= 0)
+
+    def after(self, state: State, found: Sequence[Rewrite], chosen: Sequence[int], may_lose: bool) -> State | None:
+        """The state behind some rewrites; None where it is known, or needs too much memory."""
+        graph = applied(state.graph, [found[k] for k in chosen])
+        key = key_of(graph)
+        if key in self.seen:
+            return None
+        self.seen.add(key)
+        if not self.fits(graph):
+            return None
+        step = Step(may_lose, tuple(chosen))
+        return State(graph, state.gain + sum(found[k].gain for k in chosen), (*state.steps, step))
+
+    def again(self, graph: Graph, steps: Sequence[Step]) -> Graph:
+        """What the same steps make of an equal graph."""
+        for step in steps:
+            sites = Sites(graph, self.context, set(self.taken))
+            found = list(self.found(sites, partial(_least, sites) if step.may_lose else _nothing))
+            graph = applied(graph, [found[k] for k in step.chosen])
+        return graph
+
+    def found(self, sites: Sites, least: Callable[[], float]) -> Iterator[Rewrite]:
+        """All rewrites of a graph that lose no more than they may, the last products first."""
+        for node in reversed(sites.graph.nodes):
+            product = product_of(node)
+            for rule in self.rules if product is not None else ():
+                if product is not None and rule.applies(sites, product):
+                    sites.least = least if rule.may_lose else _nothing
+                    for r in rule.find(sites, product):
+                        if r.gain > 0.0 or r.gain >= sites.least():
+                            yield told(r, rule.name)
+
+
+def _nothing() -> float:
+    return 0.0
+
+
+def _least(sites: Sites) -> float:
+    """The share of a graph's time that a step may lose, below zero."""
+    return (1 - RELAXED) * sites.time()

@@ -1,0 +1,147 @@
+"""What the search finds, in which order, and where it ends."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.scheduler.passes.substitute.exact import numbers, run_exact
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import torch_mlc
+from torch_mlc.ir.graph.facts import names_in
+from torch_mlc.ir.graph.graph import Compute, Graph, IRModule
+from torch_mlc.ir.text.printer import show
+from torch_mlc.ir.verify.verify import verify
+from torch_mlc.scheduler.context import USUAL
+from torch_mlc.scheduler.passes import substitute
+from torch_mlc.scheduler.passes.products.operands import product_of
+from torch_mlc.scheduler.passes.substitute import search
+from torch_mlc.scheduler.passes.substitute.parts import MOST_NODES, key_of, parts_of
+from torch_mlc.scheduler.passes.substitute.peak import peak_of
+from torch_mlc.scheduler.passes.substitute.rules import RULES
+from torch_mlc.scheduler.passes.substitute.search import Budget, Search
+
+
+def imported(fn: Callable[..., object], *inputs: Tensor) -> Graph:
+    return torch_mlc.from_fx(make_fx(fn)(*inputs)).graph
+
+
+def products(graph: Graph) -> int:
+    return sum(product_of(n) is not None for n in graph.nodes)
+
+
+def two_streams(a: Tensor, b: Tensor, *weights: Tensor) -> list[Tensor]:
+    """Two inputs, each multiplied by the same weights."""
+    return [(x @ w).tanh() for w in weights for x in (a, b)]
+
+
+STREAMS = tuple(torch.zeros(s) for s in ((4, 2048), (4, 2048), *[(2048, 8)] * 8))
+
+
+def test_a_step_that_costs_is_taken_where_the_next_ones_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both inputs side by side are a copy, which one joint product does not pay for, and eight do."""
+    graph = imported(two_streams, *STREAMS)
+    joins = [r for r in RULES if r.name == "join_products"]
+    found = Search(joins, USUAL, Budget(), names_in(graph)).best(graph)
+    assert len(found.steps) > 1 and found.gain > 0
+    assert products(graph) == 16 and products(found.graph) == 8
+    assert sum(isinstance(n, Compute) and "_joined" in n.name for n in found.graph.nodes) == 1
+    verify(IRModule({"main": found.graph}))
+    rng = random.Random(0)
+    given = [numbers(rng, (1, 3)), numbers(rng, (1, 3)), *(numbers(rng, (3, 2)) for _ in range(8))]
+    small = imported(two_streams, *(torch.zeros(g.shape) for g in given))
+    for have, want in zip(run_exact(substitute(small), given), run_exact(small, given), strict=True):
+        np.testing.assert_array_equal(have, want)
+    monkeypatch.setattr(search, "RELAXED", 1.0)
+    assert Search(joins, USUAL, Budget(), names_in(graph)).best(graph).graph is graph
+
+
+def block(x: Tensor, w: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    y = torch.nn.functional.layer_norm(x, x.shape[-1:])
+    return x + torch.relu(y @ (w + a @ b)) @ w
+
+
+def deep(x: Tensor, w: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    for _ in range(12):
+        x = block(x, w, a, b)
+    return x
+
+
+DEEP = torch.zeros(16, 256), torch.zeros(256, 256), torch.zeros(256, 4), torch.zeros(4, 256)
+
+
+def test_equal_parts_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = imported(deep, *DEEP)
+    parts = list(parts_of(graph))
+    assert len(parts) >= 3 and all(len(p.graph.nodes) <= MOST_NODES + 8 for p in parts)
+    keys = {key_of(p.graph) for p in parts}
+    assert len(keys) < len(parts)
+    searched: list[Graph] = []
+    best = Search.best
+    monkeypatch.setattr(Search, "best", lambda self, g: searched.append(g) or best(self, g))
+    changed = substitute(graph)
+    verify(IRModule({"main": changed}))
+    assert products(changed) == products(graph) + 12  # x (w + a b) is x w + (x a) b, in each layer
+    assert len(searched) < 2 * len(parts)
+
+
+def test_parts_put_together_are_the_graph() -> None:
+    """What is cut and searched gives what the whole does."""
+    rng = random.Random(1)
+    given = [numbers(rng, s) for s in ((3, 4), (4, 4), (4, 2), (2, 4))]
+    graph = imported(lambda x, w, a, b: (x @ (w + a @ b)) @ w + x, *(torch.zeros(g.shape) for g in given))
+    for have, want in zip(run_exact(substitute(graph), given), run_exact(graph, given), strict=True):
+        np.testing.assert_array_equal(have, want)
+
+
+def test_the_same_graph_gives_the_same_graph() -> None:
+    for fn, inputs in ((deep, DEEP), (two_streams, STREAMS)):
+        first, second = (show(IRModule({"main": substitute(imported(fn, *inputs))})) for _ in range(2))
+        assert first == second
+
+
+def test_a_search_ends_when_it_has_seen_enough() -> None:
+    graph = imported(deep, *DEEP)
+    assert Search(RULES, USUAL, Budget(0), names_in(graph)).best(graph).graph is graph
+
+
+def test_memory_does_not_rise() -> None:
+    """Steps of a recurrence that are made at once would all be held at once."""
+
+    def steps(x: Tensor, w: Tensor, u: Tensor) -> Tensor:
+        h = x[:, 0] * 0
+        for t in range(x.shape[1]):
+            h = torch.tanh(x[:, t] @ w + h @ u)
+        return h
+
+    graph = imported(steps, torch.zeros(32, 12, 256), torch.zeros(256, 256), torch.zeros(256, 256))
+    changed = substitute(graph)
+    assert peak_of(changed) <= peak_of(graph) and products(changed) == products(graph)
+
+
+def test_steps_that_are_held_anyway_are_made_at_once() -> None:
+    def steps(x: Tensor, w: Tensor) -> Any:
+        return torch.cat([torch.tanh(x[:, t] @ w) for t in range(12)])
+
+    graph = imported(steps, torch.zeros(32, 12, 256), torch.zeros(256, 1024))
+    assert products(graph) == 12 and products(substitute(graph)) == 1
+
+
+def test_queries_nobody_reads_are_not_computed() -> None:
+    """The last token of an attention with its softmax written out: scores of one row alone."""
+
+    def last(x: Tensor, w: Tensor) -> Tensor:
+        q, k, v = (x @ w).view(2, 128, 3, 8, 32).permute(2, 0, 3, 1, 4)
+        y = (q @ k.transpose(-1, -2)).softmax(-1) @ v
+        return y.transpose(1, 2).reshape(2, 128, 256)[:, -1].relu()
+
+    changed = substitute(imported(last, torch.zeros(2, 128, 256), torch.zeros(256, 768)))
+    verify(IRModule({"main": changed}))
+    batched = [n for n in changed.nodes if (p := product_of(n)) is not None and p.rank == 3]
+    assert len(batched) == 2 and all(n.types[0].shape[1] == 1 for n in batched)
