@@ -162,11 +162,23 @@ def _scale(t: torch.Tensor) -> float:
 
 
 class ProcessorClock:
-    """Samples of runs on this processor: seconds a call, of as many calls as fill one."""
+    """Samples of runs on this processor: seconds a call, of as many calls as fill one.
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    ``clock`` is what samples are taken by. Where runs have one thread, that is the thread's own processor time
+    (``of_threads``): what else runs on the machine may stop the thread, and that is no property of a schedule.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] = time.perf_counter, wall: Callable[[], float] | None = None
+    ) -> None:
         self._clock = clock
+        self._wall = clock if wall is None else wall
         self._repeats = 0
+
+    @staticmethod
+    def of_threads(threads: int) -> ProcessorClock:
+        """For runs by a team of so many threads."""
+        return ProcessorClock(time.thread_time if threads == 1 else time.perf_counter, time.perf_counter)
 
     def samples(self, runs: Mapping[int, Run], rounds: int, begun: int) -> dict[int, list[float]]:
         """Samples in rounds, in which runs take turns (``turns``); fewer where they take long."""
@@ -174,11 +186,11 @@ class ProcessorClock:
         if runs and not self._repeats:
             self._repeats = self._calls(next(iter(runs.values())))
         found: dict[int, list[float]] = {n: [] for n in runs}
-        end = self._clock() + ROUNDS_SECONDS
+        end = self._wall() + ROUNDS_SECONDS
         for order in turns([*runs], rounds, begun):
             for number in order:
                 found[number].append(self._sample(runs[number], self._repeats))
-            if self._clock() >= end:
+            if self._wall() >= end:
                 break
         return found
 

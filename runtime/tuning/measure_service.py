@@ -59,8 +59,8 @@ class HostProcessor:
 
     place = "cpu"
 
-    def __init__(self) -> None:
-        self._clock = ProcessorClock()
+    def __init__(self, threads: int) -> None:
+        self._clock = ProcessorClock.of_threads(threads)
 
     def run_of(self, code: KernelCode, arguments: Arguments) -> Run:
         kernel = load_code(code)
@@ -138,7 +138,7 @@ def device_of(request: Mapping[str, Any]) -> Device:
     """The device that a nest is for."""
     if request["kind"] == "cpu":
         torch.set_num_threads(request["threads"])
-        return HostProcessor()
+        return HostProcessor(request["threads"])
     torch.cuda.set_device(request["device"])
     return Gpu()
 
