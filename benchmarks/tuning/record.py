@@ -27,8 +27,8 @@ from torch_mlc.scheduler.error import ScheduleError
 from torch_mlc.scheduler.schedule.schedule import Schedule
 from torch_mlc.scheduler.tuning.database import target_key
 from torch_mlc.scheduler.tuning.features import draft_features, nest_features
+from torch_mlc.scheduler.tuning.measurer import Measurement, Measurer
 from torch_mlc.scheduler.tuning.space import Draft, Space
-from torch_mlc.scheduler.tuning.tune import Measurement, Measurer
 
 from ..machine import describe_machine
 from ..steps import replace_text

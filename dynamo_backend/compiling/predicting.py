@@ -15,7 +15,7 @@ from ...runtime.triton.compile import GpuBinary, RunTriton
 from ...runtime.tuning.candidates import begun, running, source_of
 from ...runtime.tuning.measuring import code_hash, failure_of, measurer_for
 from ...scheduler.schedule.schedule import Schedule
-from ...scheduler.tuning.tune import Entered, Failure, Measurement, Measurer
+from ...scheduler.tuning.measurer import Entered, Failure, Measurement, Measurer
 from ..reports.prediction import predicted
 
 

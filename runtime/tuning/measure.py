@@ -168,9 +168,7 @@ class ProcessorClock:
     (``of_threads``): what else runs on the machine may stop the thread, and that is no property of a schedule.
     """
 
-    def __init__(
-        self, clock: Callable[[], float] = time.perf_counter, wall: Callable[[], float] | None = None
-    ) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter, wall: Callable[[], float] | None = None) -> None:
         self._clock = clock
         self._wall = clock if wall is None else wall
         self._repeats = 0

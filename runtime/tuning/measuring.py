@@ -27,7 +27,7 @@ from ...ir.target import Target
 from ...ir.text.printer import show
 from ...scheduler.schedule.schedule import Schedule
 from ...scheduler.tuning.database import Verdict
-from ...scheduler.tuning.tune import Entered, Failure, Measurement, Measurer, MeasuringError
+from ...scheduler.tuning.measurer import Entered, Failure, Measurement, Measurer, MeasuringError
 from ..compile.kernels import KernelCode
 from ..triton.compile import RunTriton
 from ..triton.service_process import ServiceProcess

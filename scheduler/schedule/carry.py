@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...ir.nest.loops import LoopNest
-from ...ir.nest.positions import Naming, matched, renamed_key
+from ...ir.nest.positions import Naming, matched, named_by_position, renamed_key
 from ..error import ScheduleError
 from .schedule import PRIMITIVES, Schedule, replay
 from .trace import VARIADIC, Step, Trace
@@ -38,6 +38,17 @@ def carried(trace: Trace, source: LoopNest, nest: LoopNest) -> Schedule:
     if matched(model.nest, schedule.nest) is None:
         raise ScheduleError("carried", "the steps make another nest there")
     return schedule
+
+
+def applied(trace: Trace, nest: LoopNest) -> Schedule:
+    """Apply a trace that has the nest's own names, or names of position, as tuning keeps them. Raises ScheduleError."""
+    try:
+        return replay(trace, nest)
+    except ScheduleError:
+        by_position = named_by_position(nest)
+        if by_position is nest:
+            raise
+        return carried(trace, by_position, nest)
 
 
 def _take(schedule: Schedule, step: Step, args: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from torch_mlc.runtime.tuning.measuring import WorkerMeasurer, measurer_for
 from torch_mlc.runtime.tuning.progress import Totals, TuneProgress, story
 from torch_mlc.scheduler.schedule.trace import Trace
 from torch_mlc.scheduler.tuning.race import Estimate
-from torch_mlc.scheduler.tuning.tune import Progress, SearchResult
+from torch_mlc.scheduler.tuning.search import Progress, SearchResult
 
 
 def nest_of(text: str) -> LoopNest:
