@@ -84,14 +84,16 @@ def _tune(functions: Sequence[tuple[Callee, Target]], plan: KernelPlan, ranks: R
         return
     for target, by_workload in nests.items():
         tuned = [*by_workload.values()]
-        tuning.tune([(name, nest, target) for k, (name, nest) in enumerate(tuned) if ranks.is_mine(k)])
+
+        def prepare(numbers: list[int], target: Target = target, tuned: list[tuple[str, LoopNest]] = tuned) -> None:
+            tuning.tune([(*tuned[k], target) for k in numbers])
 
         def decide(number: int, target: Target = target, tuned: list[tuple[str, LoopNest]] = tuned) -> Trace | None:
             name, nest = tuned[number]
             schedule = tuning.schedule(name, nest, target)
             return None if tuning.choices[name].source is ChosenBy.DEFAULT else schedule.trace
 
-        agreed = ranks.agreed(target, [*by_workload], decide)
+        agreed = ranks.agreed(target, [*by_workload], decide, prepare)
         tuning.agreed.update({(target, key): trace for key, trace in zip(by_workload, agreed, strict=True)})
 
 

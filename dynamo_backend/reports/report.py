@@ -226,7 +226,10 @@ class GraphReport:
         width = max((len(name) for _, name, _ in found), default=0)
         lines = [f"  {'step':{width}}  {'level':8}  {'ms':>7}  {'before':>6}  {'after':>6}"]
         for (level, name, _), steps in found.items():
-            ms, many = sum(s.seconds for s in steps) * 1e3, f"  of {_kernels(len(steps))}" if steps[0].of else ""
+            ms, many = (
+                sum(s.seconds for s in steps) * 1e3,
+                f"  of {_several(len(steps), 'kernel')}" if steps[0].of else "",
+            )
             before, after = sum(s.before for s in steps), sum(s.after for s in steps)
             lines.append(f"  {name:{width}}  {level:8}  {ms:>7.2f}  {before or '':>6}  {after:>6}{many}")
         return "\n".join(lines)
@@ -258,8 +261,9 @@ class GraphReport:
     def __str__(self) -> str:
         calls = sum(c.calls for c in self.libraries)
         head = (
-            f"{self.name} for {self.target}: {self.launches} kernel launches ({len(self.kernels)} kernels), "
-            f"{calls} library calls, peak memory {bytes_text(self.typical_peak)}"
+            f"{self.name} for {self.target}: {_several(self.launches, 'kernel launch', 'es')} "
+            f"({_several(len(self.kernels), 'kernel')}), {_several(calls, 'library call')}, "
+            f"peak memory {bytes_text(self.typical_peak)}"
         )
         symbols = f" = {self.peak_bytes} bytes" if self.peak_bytes.free_symbols else ""
         t = self.traffic
@@ -440,8 +444,9 @@ def bytes_text(n: float) -> str:
     return f"{n:.1f} GiB"
 
 
-def _kernels(count: int) -> str:
-    return f"{count} kernel{'s' * (count != 1)}"
+def _several(count: int, what: str, end: str = "s") -> str:
+    """``1 kernel``, ``2 kernels``."""
+    return f"{count} {what}{end * (count != 1)}"
 
 
 def _count(n: float) -> str:

@@ -17,7 +17,7 @@ from ...ir.errors import MlcError
 from ...ir.nest.loops import LoopNest
 from ...ir.text.parser import parse
 from ...scheduler.tuning.database import Verdict
-from ...scheduler.tuning.race import turns
+from ...scheduler.tuning.race import TOGETHER, turns
 from ..compile.kernels import KernelCode, load_code
 from .measure import ROUNDS_SECONDS, Arguments, Bench, MeasureError, ProcessorClock, Run
 
@@ -40,9 +40,11 @@ class Device(Protocol):
         """Wait for all calls. Raises RuntimeError for what went wrong in them."""
         ...
 
-    def samples(self, runs: Mapping[int, Run], rounds: int, begun: int) -> dict[int, list[float]]:
+    def samples(
+        self, runs: Mapping[int, Run], rounds: int, begun: int, move: Callable[[], None]
+    ) -> dict[int, list[float]]:
         """Seconds a call of each in every round, in turns; ``begun`` rounds were run before. Fewer where they take
-        long."""
+        long. Now and then arguments ``move``."""
         ...
 
     def drop(self, numbers: Sequence[int]) -> None:
@@ -63,19 +65,22 @@ class HostProcessor:
         self._clock = ProcessorClock.of_threads(threads)
 
     def run_of(self, code: KernelCode, arguments: Arguments) -> Run:
-        kernel = load_code(code)
-        passed = (*(t.data_ptr() for t in arguments.tensors), *arguments.sizes)
+        # Two loads of the code take turns, so that where it lies is as little taken for a gain as where operands do.
+        loaded = load_code(code), load_code(code)
+        passed = arguments.passed
 
         def run() -> None:
-            kernel.call(*passed)
+            loaded[arguments.moves & 1].call(*passed)
 
         return run
 
     def synchronize(self) -> None:
         """Calls have ended when they return."""
 
-    def samples(self, runs: Mapping[int, Run], rounds: int, begun: int) -> dict[int, list[float]]:
-        return self._clock.samples(runs, rounds, begun)
+    def samples(
+        self, runs: Mapping[int, Run], rounds: int, begun: int, move: Callable[[], None]
+    ) -> dict[int, list[float]]:
+        return self._clock.samples(runs, rounds, begun, move)
 
     def drop(self, numbers: Sequence[int]) -> None:
         """Nothing is kept by number."""
@@ -103,10 +108,14 @@ class Gpu:
     def synchronize(self) -> None:
         torch.cuda.synchronize()
 
-    def samples(self, runs: Mapping[int, Run], rounds: int, begun: int) -> dict[int, list[float]]:
+    def samples(
+        self, runs: Mapping[int, Run], rounds: int, begun: int, move: Callable[[], None]
+    ) -> dict[int, list[float]]:
         found: dict[int, list[float]] = {n: [] for n in runs}
         end = time.perf_counter() + ROUNDS_SECONDS
-        for order in turns([*runs], rounds, begun):
+        for k, order in enumerate(turns([*runs], rounds, begun)):
+            if k % TOGETHER == 0:
+                move()
             events = [(n, self._timed(runs[n])) for n in order for _ in range(_CALLS)]
             torch.cuda.synchronize()
             taken = {n: [a.elapsed_time(b) * 1e-3 for m, (a, b) in events if m == n] for n in order}
@@ -173,9 +182,9 @@ class MeasureService:
             case "prepare":
                 self._prepare(request["id"], KernelCode(**request["code"], payload=parts[0]))
             case "time":
-                assert self._device is not None
+                assert self._device is not None and self._bench is not None
                 runs = {k: self._runs[k] for k in request["ids"]}
-                found = self._device.samples(runs, request["rounds"], request["begun"])
+                found = self._device.samples(runs, request["rounds"], request["begun"], self._bench.move)
                 return {"samples": {str(k): s for k, s in found.items()}}
             case "drop":
                 self._drop(request["ids"])

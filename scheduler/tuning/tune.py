@@ -18,8 +18,8 @@ from .seeds import seeds_of, workload_of
 from .space import Numerics, Space
 from .strategies import Evolution, Ranker, Strategy
 
-# Seconds that are kept for the last race of each search that has found something. To begin a search costs that much less
-# than a batch.
+# Seconds that are kept for the last race of each search that has found something; how many times less than a batch it
+# costs to begin a search.
 LAST_RACE, BEGUN_CHEAPLY = 0.3, 8.0
 
 
