@@ -201,7 +201,7 @@ def _renewed(text: str, space: Space) -> Line | None:
 def _rows(space: Space, draft: Draft, schedule: Schedule) -> Mapping[str, tuple[float, ...]]:
     """Six digits are what float32 has."""
     of_draft = draft_features(space, [draft])[0]
-    of_nest = nest_features(schedule, space.target)
+    of_nest = nest_features(space, schedule)
     return {
         "draft_row": tuple(float(f"{v:.6g}") for v in of_draft),
         "nest_row": tuple(float(f"{v:.6g}") for v in of_nest),

@@ -34,6 +34,7 @@ from ..triton.service_process import ServiceProcess
 from ..triton.worker_process import CRASHES, LostError, RefusedError
 from .candidates import begun, running
 from .measure import ROUNDS_SECONDS, MeasureError
+from .representatives import representatives, worst
 
 SERVICE = f"{__package__}.measure_service"
 # Seconds for a candidate to run once, and again for it to be timed; for the process to start and make arguments.
@@ -83,7 +84,8 @@ class WorkerMeasurer:
     """Times schedules of one nest in a process of its own. The first that runs there is the default schedule, whose
     results the others must have.
 
-    ``workers`` processes compile GPU kernels, this one where that is zero; ``run`` stands for them.
+    ``workers`` processes compile GPU kernels, this one where that is zero; ``run`` stands for them. A nest whose sizes
+    are symbols is timed at several, and a race goes by the worst ratio to the default over them.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class WorkerMeasurer:
     ) -> None:
         self.target = target
         self._nest = nest
+        self._sizes = representatives(nest)
         self._workers = workers
         self._process = measuring_process() if process is None else process
         self._run = run
@@ -130,7 +133,11 @@ class WorkerMeasurer:
 
     def samples(self, numbers: Sequence[int], rounds: int) -> Mapping[int, Sequence[float] | Failure]:
         """Seconds a call of each in so many rounds, in which they take turns; fewer rounds where they take long. One
-        that ends the process, or never ends, has a failure, and the others run again. Raises as ``enter`` does."""
+        that ends the process, or never ends, has a failure, and the others run again. Where sizes are symbols, the
+        first is the default, and a sample is the worst of several sizes. Raises as ``enter`` does."""
+        return self._raced(numbers, rounds, len(self._sizes))
+
+    def _raced(self, numbers: Sequence[int], rounds: int, sizes: int) -> Mapping[int, Sequence[float] | Failure]:
         failed: dict[int, Failure] = {}
         with self._process.lock, self._ended_by_interrupts():
             for _ in range(_TRIALS):
@@ -138,7 +145,8 @@ class WorkerMeasurer:
                 if not racing:
                     break
                 try:
-                    return {**self._timed(racing, rounds), **failed}
+                    taken = self._timed(racing, rounds, sizes)
+                    return {**worst(taken, racing[0]), **failed}
                 except MeasureError as error:
                     last = failure_of(error)
                     failed |= self._guilty(racing)
@@ -211,7 +219,7 @@ class WorkerMeasurer:
 
     def _measured(self, found: Sequence[int | Exception]) -> list[Measurement]:
         numbers = [n for n in found if isinstance(n, int)]
-        times = self.samples(numbers, SAMPLES)
+        times = self._raced(numbers, SAMPLES, 1)
         self.leave(numbers)
         results: list[Measurement] = []
         for n in found:
@@ -225,17 +233,18 @@ class WorkerMeasurer:
                     results.append(sorted(samples)[len(samples) // 4])
         return results
 
-    def _timed(self, numbers: Sequence[int], rounds: int) -> dict[int, list[float]]:
+    def _timed(self, numbers: Sequence[int], rounds: int, sizes: int = 1) -> dict[int, list[list[float]]]:
+        """Samples of each by size."""
         for n in numbers:
             self._begin()
             if n not in self._prepared:
                 self._prepare(n, self._codes[n])
         if not self._prepared >= set(numbers):  # one of them ended the process, behind the others
             raise MeasureError("the process that measures was lost")
-        request = {"do": "time", "ids": [*numbers], "rounds": rounds, "begun": self._rounds}
-        answer = self._ask(request, self._limit * len(numbers) + ROUNDS_SECONDS)
+        request = {"do": "time", "ids": [*numbers], "rounds": rounds, "begun": self._rounds, "sizes": sizes}
+        answer = self._ask(request, self._limit * len(numbers) + ROUNDS_SECONDS * sizes)
         self._rounds += rounds
-        return {int(n): [float(s) for s in samples] for n, samples in answer["samples"].items()}
+        return {int(n): [[float(s) for s in of] for of in samples] for n, samples in answer["samples"].items()}
 
     def _guilty(self, numbers: Sequence[int]) -> dict[int, Failure]:
         """Which of several end the process by themselves."""
@@ -275,7 +284,7 @@ class WorkerMeasurer:
         device = torch.cuda.current_device() if self.target.is_gpu and torch.cuda.is_available() else 0
         about = {"kind": kind, "device": device, "threads": torch.get_num_threads()}
         try:
-            self._ask({"do": "begin", "nest": show(self._nest), **about}, BEGIN_SECONDS)
+            self._ask({"do": "begin", "nests": [show(n) for n in self._sizes], **about}, BEGIN_SECONDS)
             self._process.session, self._prepared = self, set()
             if self._default is not None:
                 default, self._default = self._default, None

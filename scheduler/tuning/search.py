@@ -429,7 +429,7 @@ def _recorded(record: Record) -> Estimate:
 
 def _scores(ranker: Ranker, space: Space, trials: Sequence[Trial]) -> list[float | None]:
     schedules = [space.replayed(t.draft) for t in trials]
-    rows = [nest_features(s, space.target) for s in schedules if s is not None]
+    rows = [nest_features(space, s) for s in schedules if s is not None]
     scores = iter(ranker.scores(np.stack(rows)) if rows else ())
     return [None if s is None else float(next(scores)) for s in schedules]
 

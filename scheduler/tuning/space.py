@@ -257,6 +257,9 @@ class Space:
                 for picked in product(*(values[k][1:] for k in chosen)):
                     new = dict(zip(chosen, picked, strict=True))
                     draft = replace(first, params=tuple((k, new.get(k, v)) for k, v in first.params))
+                    if changes == of_params:  # whose sites nobody asks for: they take longest
+                        yield draft
+                        continue
                     for places in combinations(self.sites(draft), changes - of_params):
                         for edits in product(*(s.edits() for s in places)):
                             yield replace(draft, edits=arranged(edits))

@@ -209,7 +209,7 @@ class Evolution(_Proposals):
         for draft in drafts:
             schedule = None if self.is_known(draft) else self.space.replayed(draft)
             if schedule is not None:
-                replayed.append((draft, nest_features(schedule, self.space.target)))
+                replayed.append((draft, nest_features(self.space, schedule)))
                 if len(replayed) >= self._replayed:
                     break
         if not replayed:

@@ -130,13 +130,13 @@ class Favourite:
 def differing() -> dict[str, Favourite]:
     """Models to which some draft is ahead of the default: by a feature of drafts, and by one of nests among those that
     are first by that."""
-    space, target = Space(WIDE, cpu_target()), cpu_target()
+    space = Space(WIDE, cpu_target())
     drafts = [space.default(), *space.listed(100)]
     of_drafts = draft_features(space, drafts)
     feature = next(k for k in range(of_drafts.shape[1]) if of_drafts[1:, k].max() > of_drafts[0, k])
     first = [drafts[k] for k in np.argsort(-of_drafts[:, feature], kind="stable")]
     nests = [s for d in (drafts[0], *first[:4]) if (s := space.replayed(d)) is not None]
-    of_nests = np.stack([nest_features(s, target) for s in nests])
+    of_nests = np.stack([nest_features(space, s) for s in nests])
     other = next(k for k in range(of_nests.shape[1]) if of_nests[1:, k].max() > of_nests[0, k])
     return {"draft": Favourite(feature), "nest": Favourite(other)}
 

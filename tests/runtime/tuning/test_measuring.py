@@ -31,7 +31,6 @@ from torch_mlc.runtime.tuning import measure
 from torch_mlc.runtime.tuning.measure import MeasureError
 from torch_mlc.runtime.tuning.measuring import MeasuringProcess, WorkerMeasurer
 from torch_mlc.scheduler.rules import default_schedule
-from torch_mlc.scheduler.schedule.carry import applied
 from torch_mlc.scheduler.schedule.schedule import Schedule
 from torch_mlc.scheduler.tuning.database import Database, Verdict
 from torch_mlc.scheduler.tuning.measurer import Entered, Failure, Measurement, MeasuringError
