@@ -19,9 +19,9 @@ from .programs import random_program
 
 _FILES = (pointwise, reductions, norms, movement, quantized, attention, convolutions, images, products)
 _FAMILY = {case.name: file.__name__.rpartition(".")[2] for file in _FILES for case in file.CASES}
-PROGRAMS = 48
+PROGRAMS = 160
 # Models whose kernels are recorded, and how many kernels of each at most.
-MODELS, OF_MODEL = ("gpt2_d768", "bert", "mobilenet", "mixer", "llama", "unet"), 1
+MODELS, OF_MODEL = ("gpt2_d768", "bert", "mobilenet", "mixer", "llama", "unet", "vit", "resnet50", "dlrm", "lstm"), 2
 # Kernels of one workload of the suite ``kernels`` at most.
 OF_KERNEL = 1
 
@@ -61,8 +61,8 @@ def sources(target: str) -> list[Source]:
         elif suite == "models" and any(name.startswith(m) for m in MODELS):
             models.append(Source(name, "models", make, OF_MODEL))
     programs = [Source(f"program {k}", "programs", partial(random_program, k), 1) for k in range(PROGRAMS)]
-    # Of every other kernel one variant, aligned and odd in turn: neighbours in the list are alike.
-    chosen = [s for k, s in enumerate(kernels) if k % 8 in (0, 5)]
+    # Of each kernel one variant, aligned and odd in turn.
+    chosen = [s for k, s in enumerate(kernels) if k % 4 in (0, 3)]
     mixed: list[Source] = []
     queues = [chosen, programs, models]
     while any(queues):

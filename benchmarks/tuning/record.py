@@ -27,8 +27,8 @@ from torch_mlc.scheduler.error import ScheduleError
 from torch_mlc.scheduler.schedule.schedule import Schedule
 from torch_mlc.scheduler.tuning.database import target_key
 from torch_mlc.scheduler.tuning.features import draft_features, nest_features
+from torch_mlc.scheduler.tuning.measurer import Measurement, Measurer
 from torch_mlc.scheduler.tuning.space import Draft, Space
-from torch_mlc.scheduler.tuning.tune import Measurement, Measurer
 
 from ..machine import describe_machine
 from ..steps import replace_text
@@ -201,7 +201,7 @@ def _renewed(text: str, space: Space) -> Line | None:
 def _rows(space: Space, draft: Draft, schedule: Schedule) -> Mapping[str, tuple[float, ...]]:
     """Six digits are what float32 has."""
     of_draft = draft_features(space, [draft])[0]
-    of_nest = nest_features(schedule, space.target)
+    of_nest = nest_features(space, schedule)
     return {
         "draft_row": tuple(float(f"{v:.6g}") for v in of_draft),
         "nest_row": tuple(float(f"{v:.6g}") for v in of_nest),

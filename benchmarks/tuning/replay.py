@@ -66,6 +66,9 @@ class Ranked:
     def observe(self, draft: Draft, speedup: float | None) -> None:
         """Ranks do not change by what is measured."""
 
+    def suggest(self, drafts: Sequence[Draft]) -> None:
+        """Nor by what others say."""
+
 
 class Tpe:
     """Optuna's tree-structured Parzen estimator over the choices that drafts are made of. What it suggests need not
@@ -99,6 +102,9 @@ class Tpe:
             self._left.discard(nearest)
             chosen.append(nearest)
         return [self._pool.drafts[k] for k in chosen]
+
+    def suggest(self, drafts: Sequence[Draft]) -> None:
+        """It begins with the defaults alone."""
 
     def observe(self, draft: Draft, speedup: float | None) -> None:
         of: Facts = self._pool.facts[self._pool.number[draft]]

@@ -24,7 +24,7 @@ from ...runtime.timing import PhaseTimer
 from ...runtime.tuning.ranks import Ranks
 from ...scheduler.fusion.fusion import Fusion
 from ...scheduler.schedule.trace import Trace
-from .kernels import KernelBuild, KernelPlan, StartedKernel, lowered, start_kernel
+from .kernels import KernelBuild, KernelPlan, StartedKernel, is_by_hand, lowered, start_kernel
 from .tuning import ChosenBy, Tuning, tuning_costs, tuning_of
 
 # Seconds beyond its budget that a rank of a job waits for what others have found.
@@ -60,28 +60,40 @@ def start_kernels(fusion: Fusion, plan: KernelPlan, compilers: Compilers) -> dic
             wanted[node.function] = function, target, node.origins
         elif isinstance(node, CallTensor):
             counters.add("kernels_shared")
-    if plan.tuning.budget is not None and (ranks := Ranks.of_job(options.tune_budget + PATIENCE)) is not None:
-        _agree([(f, t) for f, t, _ in wanted.values()], plan, ranks)
+    if plan.tuning.budget is not None:
+        _tune([(f, t) for f, t, _ in wanted.values()], plan, Ranks.of_job(options.tune_budget + PATIENCE))
     return {name: start_kernel(f, t, plan, origins, compilers) for name, (f, t, origins) in wanted.items()}
 
 
-def _agree(functions: Sequence[tuple[Callee, Target]], plan: KernelPlan, ranks: Ranks) -> None:
-    """Let each kernel be tuned by one rank of a job, and all ranks take what it has found."""
+def _tune(functions: Sequence[tuple[Callee, Target]], plan: KernelPlan, ranks: Ranks | None) -> None:
+    """Tune the kernels of a graph together. In a job each is tuned by one rank, and all ranks take what it has
+    found."""
     tuning = plan.tuning
     nests: dict[Target, dict[str, tuple[str, LoopNest]]] = {}
     for function, target in functions:
-        if isinstance(function, TensorFunction):  # a nest has its schedule
-            nest = lowered(function, target, plan)
+        # A nest has its schedule, and so has what a person has scheduled.
+        if isinstance(function, TensorFunction) and not is_by_hand(function, target, plan):
+            try:
+                nest = lowered(function, target, plan)
+            except Exception:  # ``start_kernel`` meets it too, and says what becomes of the kernel
+                continue
             nests.setdefault(target, {}).setdefault(structural_key(nest), (function.name, nest))
+    every = [(name, nest, t) for t, by_workload in nests.items() for name, nest in by_workload.values()]
+    if ranks is None:
+        tuning.tune(every)
+        return
     for target, by_workload in nests.items():
         tuned = [*by_workload.values()]
+
+        def prepare(numbers: list[int], target: Target = target, tuned: list[tuple[str, LoopNest]] = tuned) -> None:
+            tuning.tune([(*tuned[k], target) for k in numbers])
 
         def decide(number: int, target: Target = target, tuned: list[tuple[str, LoopNest]] = tuned) -> Trace | None:
             name, nest = tuned[number]
             schedule = tuning.schedule(name, nest, target)
             return None if tuning.choices[name].source is ChosenBy.DEFAULT else schedule.trace
 
-        agreed = ranks.agreed(target, [*by_workload], decide)
+        agreed = ranks.agreed(target, [*by_workload], decide, prepare)
         tuning.agreed.update({(target, key): trace for key, trace in zip(by_workload, agreed, strict=True)})
 
 

@@ -231,6 +231,11 @@ def _by_hand(function: Callee, target: Target, plan: KernelPlan) -> ByHand | Non
         return None if override is None else ByHand(nest, override.apply(nest), override)
 
 
+def is_by_hand(function: Callee, target: Target, plan: KernelPlan) -> bool:
+    """Whether a function has a schedule of its own or the user's, so that nothing is to be chosen."""
+    return _by_hand(function, target, plan) is not None
+
+
 def _stored(key: str, plan: KernelPlan, by_hand: ByHand | None) -> KernelCode | None:
     # While kernels are tuned, code from a cache is not what will be found; what a user wrote stays what it is.
     if plan.fresh or plan.options.shows_stages or (plan.makes_anew and by_hand is None):

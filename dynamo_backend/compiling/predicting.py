@@ -16,7 +16,7 @@ from ...runtime.tuning.candidates import begun, running, source_of
 from ...runtime.tuning.measuring import code_hash, measurer_for
 from ...runtime.tuning.worker_race import failure_of
 from ...scheduler.schedule.schedule import Schedule
-from ...scheduler.tuning.tune import Entered, Failure, Measurement, Measurer
+from ...scheduler.tuning.measurer import Entered, Failure, Measurement, Measurer
 from ..reports.prediction import predicted
 
 

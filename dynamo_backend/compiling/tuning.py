@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import closing
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import lru_cache, partial
 from pathlib import Path
@@ -30,16 +30,19 @@ from ...runtime.tuning.machine import tuning_database
 from ...runtime.tuning.progress import Totals, TuneProgress, outcome_text
 from ...scheduler.error import ScheduleError
 from ...scheduler.rules import default_schedule
-from ...scheduler.schedule.schedule import Schedule, replay
+from ...scheduler.schedule.carry import carried
+from ...scheduler.schedule.schedule import Schedule
 from ...scheduler.schedule.trace import Trace
 from ...scheduler.tuning.database import Database, Record
 from ...scheduler.tuning.database.shipped import FOLDER
 from ...scheduler.tuning.database.verify import replayed
+from ...scheduler.tuning.measurer import Measurer, MeasuringError
 from ...scheduler.tuning.model_choice import ChoosingRanker, chosen_by_model
 from ...scheduler.tuning.ranker import Of, RankerError, shipped_rankers
+from ...scheduler.tuning.search import Search, SearchResult
 from ...scheduler.tuning.space import Numerics, Space
 from ...scheduler.tuning.strategies import Evolution
-from ...scheduler.tuning.tune import Measurer, MeasuringError, SearchResult, tune
+from ...scheduler.tuning.tune import Job, search_of, tune_together
 from .predicting import PredictingMeasurer, measurer_of
 
 _LOG = logger(__name__)
@@ -61,24 +64,19 @@ def rankers_for(target: Target) -> Mapping[Of, ChoosingRanker] | None:
 
 @dataclass(slots=True)
 class Budget:
-    """Seconds of tuning for one graph. What a kernel leaves of its share goes to those after it."""
+    """Seconds of tuning for one graph, and what each kernel costs a run of it, as ``tuning_costs`` says."""
 
     seconds: float
     costs: Mapping[str, float]
-    _open: dict[str, float] = field(init=False)
 
-    def __post_init__(self) -> None:
-        self._open = dict(self.costs)
 
-    def share(self, kernel: str) -> float:
-        """Seconds for one kernel: in proportion to its cost among those that are not tuned yet."""
-        cost = self._open.get(kernel, 0.0)
-        return self.seconds * cost / sum(self._open.values()) if cost else 0.0
+@dataclass(frozen=True, slots=True)
+class TunedNest:
+    """What came of tuning a nest: a search, or why there was none; ``predicted``: nothing ran."""
 
-    def spend(self, kernel: str, seconds: float) -> None:
-        """Take what a kernel used, which need not be its share."""
-        self._open.pop(kernel, None)
-        self.seconds = max(0.0, self.seconds - seconds)
+    nest: LoopNest
+    outcome: SearchResult | MeasuringError
+    predicted: bool
 
 
 def tuning_costs(functions: Mapping[str, TensorFunction], calls: Mapping[str, int]) -> dict[str, float]:
@@ -143,6 +141,8 @@ class Tuning:
     rankers: Callable[[Target], Mapping[Of, ChoosingRanker] | None] = rankers_for
     # By kernel, as they are made.
     choices: dict[str, Choice] = field(default_factory=dict)
+    # By target and workload: what tuning has found.
+    tuned: dict[tuple[Target, str], TunedNest] = field(default_factory=dict)
     # By target and workload: what the ranks of a job have agreed on, None for the default.
     agreed: dict[tuple[Target, str], Trace | None] = field(default_factory=dict)
 
@@ -152,6 +152,42 @@ class Tuning:
         self.choices[name] = choice
         return schedule
 
+    def tune(self, kernels: Sequence[tuple[str, LoopNest, Target]]) -> None:
+        """Tune kernels of the graph together, within what is left of its budget: the next batch is for the kernel that
+        gains most by it. Equal nests are one. ``schedule`` takes what is found."""
+        if self.budget is None or self.by_model:
+            return
+        jobs: dict[tuple[Target, str], Job] = {}
+        predicts = False
+        before = time.monotonic()
+        with ExitStack() as stack:
+            stack.enter_context(self.timer.phase("tune"))
+            progress = stack.enter_context(TuneProgress(done="predicted" if _is_predicted(kernels) else "measured"))
+            for name, nest, target in kernels:
+                key = (target, structural_key(nest))
+                calls, cost = self.calls.get(name, 1), self.budget.costs.get(name, 0.0)
+                if key in jobs:
+                    jobs[key] = replace(jobs[key], calls=jobs[key].calls + calls)
+                elif key not in self.tuned and (measurer := self.measurer(nest, target, self.workers)) is not None:
+                    stack.enter_context(closing(measurer))
+                    predicts = isinstance(measurer, PredictingMeasurer)
+                    # What was measured elsewhere is worth more than a prediction.
+                    if predicts and self._known(nest, target) is not None:
+                        continue
+                    with suppress(ScheduleError):  # no rule: ``schedule`` says so
+                        search = self._search(nest, target, measurer, predicts, progress)
+                        jobs[key] = Job(name, search, calls, cost / calls)
+            of_job = {job.name: key for key, job in jobs.items()}
+            found = tune_together([*jobs.values()], self.budget.seconds, batch=max(_BATCH, self.workers))
+        self.budget.seconds = max(0.0, self.budget.seconds - (time.monotonic() - before))
+        for name, outcome in found.items():
+            search = jobs[of_job[name]].search
+            self.tuned[of_job[name]] = TunedNest(search.nest, outcome, predicts)
+            if isinstance(outcome, MeasuringError):
+                _LOG.warning("%s is not tuned, for %s; it gets the schedule that it has anyway", name, outcome)
+            else:
+                counters.add("kernels_tuned")
+
     @property
     def found_faster(self) -> bool:
         """Whether a kernel has a schedule that was measured now."""
@@ -159,12 +195,12 @@ class Tuning:
 
     def tell(self, more: str = "") -> None:
         """Say what tuning came to, and ``more``, in one line of standard error, whether that is a terminal or not."""
-        found = [
-            (c.outcome, self.calls.get(name, 1))
-            for name, c in self.choices.items()
-            if c.outcome is not None and (c.source is ChosenBy.MEASURED or c.source is ChosenBy.DEFAULT)
-        ]
-        totals = Totals.of(found) if found else None
+        found: dict[int, tuple[SearchResult, int]] = {}
+        for name, c in self.choices.items():
+            if c.outcome is not None and (c.source is ChosenBy.MEASURED or c.source is ChosenBy.DEFAULT):
+                _, calls = found.get(id(c.outcome), (c.outcome, 0))
+                found[id(c.outcome)] = c.outcome, calls + self.calls.get(name, 1)
+        totals = Totals.of(found.values()) if found else None
         told = [t for t in (str(totals) if totals else "", more) if t]
         if told:
             print("; ".join(told), file=sys.stderr, flush=True)
@@ -186,18 +222,14 @@ class Tuning:
         if self.by_model:
             return self._by_model(nest, target) or (BY_DEFAULT, default_schedule(nest, target))
         if self.budget is not None:
-            measurer = self.measurer(nest, target, self.workers)
-            predicts = isinstance(measurer, PredictingMeasurer)
-            # What was measured elsewhere is worth more than a prediction.
-            if predicts and (known := self._known(nest, target)) is not None:
-                return known
-            if measurer is not None:
-                done = "predicted" if predicts else "measured"
-                with self.timer.phase("tune"), TuneProgress(done=done) as progress, closing(measurer):
-                    try:
-                        return self._tuned(name, nest, target, measurer, self.budget, progress)
-                    except MeasuringError as error:
-                        _LOG.warning("%s is not tuned, for %s; it gets the schedule that it has anyway", name, error)
+            key = (target, structural_key(nest))
+            if key not in self.tuned:
+                self.tune([(name, nest, target)])
+            found = self.tuned.get(key)
+            if found is not None and isinstance(found.outcome, SearchResult):
+                source = ChosenBy.PREDICTED if found.predicted else ChosenBy.MEASURED
+                schedule = carried(found.outcome.trace, found.nest, nest)
+                return Choice(source if found.outcome.is_faster else ChosenBy.DEFAULT, found.outcome), schedule
         return self._known(nest, target) or (BY_DEFAULT, default_schedule(nest, target))
 
     def _known(self, nest: LoopNest, target: Target) -> tuple[Choice, Schedule] | None:
@@ -215,24 +247,16 @@ class Tuning:
             schedule = chosen_by_model(space, target, rankers["draft"], rankers["nest"])
         return None if schedule is None else (Choice(ChosenBy.MODEL), schedule)
 
-    def _tuned(
-        self, name: str, nest: LoopNest, target: Target, measurer: Measurer, budget: Budget, progress: TuneProgress
-    ) -> tuple[Choice, Schedule]:
-        before, share = time.monotonic(), budget.share(name)
-        predicts = isinstance(measurer, PredictingMeasurer)
+    def _search(
+        self, nest: LoopNest, target: Target, measurer: Measurer, predicts: bool, progress: TuneProgress
+    ) -> Search:
         rankers: Mapping[Of, ChoosingRanker] = self.rankers(target) or {}
         drafts, nests = rankers.get("draft"), rankers.get("nest")
-        try:
-            outcome = tune(
-                nest, target, measurer, share, self.predictions if predicts else self.database, progress,
-                numerics=self._numerics_of(nest), batch=max(_BATCH, self.workers), ranker=nests,
-                strategy=partial(Evolution, draft_ranker=drafts, nest_ranker=nests),
-            )  # fmt: skip
-        finally:
-            budget.spend(name, time.monotonic() - before)
-        counters.add("kernels_tuned")
-        source = ChosenBy.PREDICTED if predicts else ChosenBy.MEASURED
-        return Choice(source if outcome.is_faster else ChosenBy.DEFAULT, outcome), replay(outcome.trace, nest)
+        return search_of(
+            nest, target, measurer, self.predictions if predicts else self.database, progress,
+            numerics=self._numerics_of(nest), ranker=nests,
+            strategy=partial(Evolution, draft_ranker=drafts, nest_ranker=nests),
+        )  # fmt: skip
 
     def _numerics_of(self, nest: LoopNest) -> Numerics:
         """Where results have to have the same bits, sums keep their order."""
@@ -248,6 +272,10 @@ class Tuning:
         except ScheduleError as error:
             _LOG.info("%s: a recorded schedule does not apply any more (%s)", nest.name, error.reason)
             return None
+
+
+def _is_predicted(kernels: Sequence[tuple[str, LoopNest, Target]]) -> bool:
+    return any(target.is_gpu and not is_here(target) for _, _, target in kernels)
 
 
 def tuning_of(

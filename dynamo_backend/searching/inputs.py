@@ -9,7 +9,7 @@ from typing import Any
 from ...ir.expr.value import Load, is_value, walk
 from ...ir.graph.graph import Compute, Graph, Input, Reduction, Scan, Scatter, SizeInput, node_values
 from ...runtime.tuning.measure import MAX_BYTES
-from ...scheduler.tuning.tune import MeasuringError
+from ...scheduler.tuning.measurer import MeasuringError
 
 # What integers are below where no index tells: every dimension that is looked up in has so many places.
 FEWEST = 2

@@ -20,7 +20,7 @@ from ...runtime.tuning.worker_race import MeasuringProcess, Request, WorkerRace,
 from ...scheduler.cost.begun import Times
 from ...scheduler.decisions import Decider, DecisionOverrides
 from ...scheduler.tuning.flips import PlannedGraph
-from ...scheduler.tuning.tune import Entered, Failure, MeasuringError
+from ...scheduler.tuning.measurer import Entered, Failure, MeasuringError
 from ..caches.saved_program import SavedProgramError, save_program
 from ..compiling.compiled import CompiledGraph
 from ..compiling.graph_host import built, program_of

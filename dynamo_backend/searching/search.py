@@ -23,8 +23,8 @@ from ...runtime.tuning.ranks import Ranks
 from ...scheduler.decisions import Alternative, Decider, DecisionOverrides, text_key
 from ...scheduler.tuning.database import Database, Verdict
 from ...scheduler.tuning.flips import FlipSearch, FlipTrial, PlannedGraph, race_graphs, search_flips
+from ...scheduler.tuning.measurer import MeasuringError
 from ...scheduler.tuning.race import Estimate
-from ...scheduler.tuning.tune import MeasuringError
 from ..compiling.job import Job
 from ..compiling.pass_lists import context_of
 from ..compiling.plans import Plan

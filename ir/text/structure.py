@@ -8,6 +8,7 @@ does, since code is specialised on it.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
@@ -40,6 +41,8 @@ from ..nest.loops import Node as LoopNode
 from .printer_expr import argument
 
 Numbering = dict[sympy.Symbol, str]
+# Numbers, and the numbered sizes; names that end in a digit stay.
+_NUMBER = re.compile(r"(?<![\w.])-?(?:\d+(?:\.\d*)?(?:e[+-]?\d+)?|s\d+)(?![\w.])")
 
 
 def structural_key(function: LoopNest | TensorFunction | Graph, module: IRModule | None = None) -> str:
@@ -49,6 +52,13 @@ def structural_key(function: LoopNest | TensorFunction | Graph, module: IRModule
     ``constants`` only names and types count; a cache of graphs must add what their values are.
     """
     return hashlib.sha256(structural_text(function, module).encode()).hexdigest()
+
+
+def sizeless_key(nest: LoopNest) -> str:
+    """SHA-256, in hex, of a nest without its names and its numbers: equal for nests that differ in sizes, be they
+    numbers or symbols, and in the constants that follow from them."""
+    lines = (line for line in structural_text(nest).split("\n") if not line.startswith("size "))
+    return hashlib.sha256("\n".join(_NUMBER.sub("#", line) for line in lines).encode()).hexdigest()
 
 
 def function_key(function: TensorFunction) -> str:

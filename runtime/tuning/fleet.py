@@ -28,7 +28,7 @@ from ...scheduler.schedule.trace import Trace
 from ...scheduler.tuning.database import Records, Session, Verdict, Workload, target_key
 from ...scheduler.tuning.database.rows import checked_trace
 from ...scheduler.tuning.database.verify import nest_of, replayed
-from ...scheduler.tuning.tune import Entered, Failure, MeasuringError
+from ...scheduler.tuning.measurer import Entered, Failure, MeasuringError
 from ..cache.fingerprint import environment_fingerprint
 from ..targets import cpu_target, is_here, target_for
 from .machine import machine_facts, part_of

@@ -7,9 +7,10 @@ error, whatever its time. The process in which they run is ``measure_service.py`
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import sympy
 import torch
@@ -18,7 +19,7 @@ from ...ir.errors import MlcError
 from ...ir.expr.value import Expr, Load, is_value, walk
 from ...ir.nest.loops import Buffer, LoopNest, Update, blocks
 from ...scheduler.tuning.database import Verdict
-from ...scheduler.tuning.race import turns
+from ...scheduler.tuning.race import TOGETHER, turns
 
 # Seconds of one sample (calls repeat to fill it), and of rounds that are run at a time: the last one is that in which
 # they are over.
@@ -26,6 +27,8 @@ SAMPLE_SECONDS = 4e-4
 ROUNDS_SECONDS = 2.0
 # Inputs and outputs beyond this many bytes are not allocated only to find out which schedule is faster.
 MAX_BYTES = 8 << 30
+# How far operands move, in bytes, and by how much at least.
+SLACK, LINE = 8192, 64
 
 
 class MeasureError(MlcError):
@@ -37,13 +40,37 @@ class MeasureError(MlcError):
         self.verdict = verdict
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Arguments:
-    """Tensors of a nest's parameters in call order, of which the last ``outputs`` are written, and its sizes."""
+    """Tensors of a nest's parameters in call order, of which the last ``outputs`` are written, and its sizes.
+
+    Each lies somewhere in a ``storage`` that is a little larger, and moves there: how operands lie to each other and to
+    pages is no property of a schedule. ``moves`` counts that. ``passed`` are addresses and sizes, always the same list.
+    """
 
     tensors: tuple[torch.Tensor, ...]
     sizes: tuple[int, ...]
     outputs: int
+    storages: tuple[torch.Tensor, ...] = ()
+    moves: int = 0
+    passed: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.passed[:] = (*(t.data_ptr() for t in self.tensors), *self.sizes)
+
+    def move(self, rng: random.Random) -> None:
+        """Have every tensor lie elsewhere, with its elements, at a multiple of a cache line."""
+        moved = []
+        for tensor, storage in zip(self.tensors, self.storages, strict=True):
+            slack = SLACK // storage.itemsize
+            span, old = storage.numel() - slack, tensor.storage_offset()
+            new = rng.randrange(0, slack + 1, LINE // storage.itemsize)
+            if span > 0 and new != old:
+                storage[new : new + span] = storage[old : old + span].clone()
+            moved.append(storage.as_strided(tensor.shape, tensor.stride(), new))
+        self.tensors = tuple(moved)
+        self.moves += 1
+        self.passed[:] = (*(t.data_ptr() for t in self.tensors), *self.sizes)
 
 
 def make_arguments(nest: LoopNest, device: str, seed: int = 0) -> Arguments:
@@ -59,16 +86,18 @@ def make_arguments(nest: LoopNest, device: str, seed: int = 0) -> Arguments:
         raise MeasureError(f"{nest.name} takes {total >> 20} MiB of arguments; tuning stops at {MAX_BYTES >> 20}")
     generator = torch.Generator(device).manual_seed(seed)
     limits = index_limits(nest, hint)
-    tensors = []
+    tensors, storages = [], []
     for b in nest.params:
-        storage = torch.empty(spans[b.name], dtype=b.dtype.torch, device=device)
+        storage = torch.empty(spans[b.name] + SLACK // b.dtype.itemsize, dtype=b.dtype.torch, device=device)
+        storages.append(storage)
         if b in nest.given:
             _fill(storage, limits.get(b.name), generator)
         else:
             storage.zero_()
         shape = [hint(e) for e in b.shape]
         tensors.append(torch.as_strided(storage, shape, [hint(e) for e in b.strides]))
-    return Arguments(tuple(tensors), tuple(hint(s) for s in nest.symbols.symbols), len(nest.outputs))
+    sizes = tuple(hint(s) for s in nest.symbols.symbols)
+    return Arguments(tuple(tensors), sizes, len(nest.outputs), tuple(storages))
 
 
 def _span(buffer: Buffer, nest: LoopNest) -> int:
@@ -130,6 +159,7 @@ class Bench:
         self._expected: tuple[torch.Tensor, ...] | None = None
         # What the outputs hold before a run: an update in place reads it.
         self._before: tuple[torch.Tensor, ...] = ()
+        self._rng = random.Random(0)
 
     @property
     def arguments(self) -> Arguments:
@@ -137,6 +167,10 @@ class Bench:
             self._arguments = made = make_arguments(self._nest, self._device)
             self._before = tuple(t.clone() for t in made.tensors[len(made.tensors) - made.outputs :])
         return self._arguments
+
+    def move(self) -> None:
+        """Have the arguments lie elsewhere in memory."""
+        self.arguments.move(self._rng)
 
     def check(self, run: Run) -> None:
         """Run once, to the end. Raises MeasureError where the results are not those of the first candidate."""
@@ -162,23 +196,38 @@ def scale_of(t: torch.Tensor) -> float:
 
 
 class ProcessorClock:
-    """Samples of runs on this processor: seconds a call, of as many calls as fill one."""
+    """Samples of runs on this processor: seconds a call, of as many calls as fill one.
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    ``clock`` is what samples are taken by. Where runs have one thread, that is the thread's own processor time
+    (``of_threads``): what else runs on the machine may stop the thread, and that is no property of a schedule.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter, wall: Callable[[], float] | None = None) -> None:
         self._clock = clock
+        self._wall = clock if wall is None else wall
         self._repeats = 0
 
-    def samples(self, runs: Mapping[int, Run], rounds: int, begun: int) -> dict[int, list[float]]:
-        """Samples in rounds, in which runs take turns (``turns``); fewer where they take long."""
+    @staticmethod
+    def of_threads(threads: int) -> ProcessorClock:
+        """For runs by a team of so many threads."""
+        return ProcessorClock(time.thread_time if threads == 1 else time.perf_counter, time.perf_counter)
+
+    def samples(
+        self, runs: Mapping[int, Run], rounds: int, begun: int, move: Callable[[], None] = lambda: None
+    ) -> dict[int, list[float]]:
+        """Samples in rounds, in which runs take turns (``turns``); fewer where they take long. Operands ``move`` before
+        each few rounds that a race takes for one."""
         # As many calls for everyone: what a sample costs besides its calls would make equals differ.
         if runs and not self._repeats:
             self._repeats = self._calls(next(iter(runs.values())))
         found: dict[int, list[float]] = {n: [] for n in runs}
-        end = self._clock() + ROUNDS_SECONDS
-        for order in turns([*runs], rounds, begun):
+        end = self._wall() + ROUNDS_SECONDS
+        for k, order in enumerate(turns([*runs], rounds, begun)):
+            if k % TOGETHER == 0:
+                move()
             for number in order:
                 found[number].append(self._sample(runs[number], self._repeats))
-            if self._clock() >= end:
+            if self._wall() >= end:
                 break
         return found
 

@@ -1,8 +1,9 @@
 """What runs candidates of tuning, in a process of its own (``service_worker.py``).
 
-A request says what to ``do``: ``begin`` with a nest, ``prepare`` the code of a candidate, ``time`` what is prepared in
-so many rounds, ``drop`` some of it, ``end``. An answer holds samples, or a ``verdict`` and its ``reason``: why there
-are none. After an error the GPU of a process may do nothing any more; the answer then says that it is ``lost``.
+A request says what to ``do``: ``begin`` with a nest, by each of its sizes, ``prepare`` the code of a candidate,
+``time`` what is prepared in so many rounds, ``drop`` some of it, ``end``. An answer holds samples, or a ``verdict`` and
+its ``reason``: why there are none. After an error the GPU of a process may do nothing any more; the answer then says
+that it is ``lost``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ...ir.errors import MlcError
 from ...ir.nest.loops import LoopNest
 from ...ir.text.parser import parse
 from ...scheduler.tuning.database import Verdict
-from ...scheduler.tuning.race import turns
+from ...scheduler.tuning.race import TOGETHER, turns
 from ..compile.kernels import KernelCode, load_code
 from .measure import ROUNDS_SECONDS, Arguments, Bench, MeasureError, ProcessorClock, Run
 
@@ -40,9 +41,11 @@ class Device(Protocol):
         """Wait for all calls. Raises RuntimeError for what went wrong in them."""
         ...
 
-    def samples(self, runs: Mapping[int, Run], rounds: int, begun: int) -> dict[int, list[float]]:
+    def samples(
+        self, runs: Mapping[int, Run], rounds: int, begun: int, move: Callable[[], None]
+    ) -> dict[int, list[float]]:
         """Seconds a call of each in every round, in turns; ``begun`` rounds were run before. Fewer where they take
-        long."""
+        long. Now and then arguments ``move``."""
         ...
 
     def drop(self, numbers: Sequence[int]) -> None:
@@ -59,23 +62,26 @@ class HostProcessor:
 
     place = "cpu"
 
-    def __init__(self) -> None:
-        self._clock = ProcessorClock()
+    def __init__(self, threads: int) -> None:
+        self._clock = ProcessorClock.of_threads(threads)
 
     def run_of(self, code: KernelCode, arguments: Arguments) -> Run:
-        kernel = load_code(code)
-        passed = (*(t.data_ptr() for t in arguments.tensors), *arguments.sizes)
+        # Two loads of the code take turns, so that where it lies is as little taken for a gain as where operands do.
+        loaded = load_code(code), load_code(code)
+        passed = arguments.passed
 
         def run() -> None:
-            kernel.call(*passed)
+            loaded[arguments.moves & 1].call(*passed)
 
         return run
 
     def synchronize(self) -> None:
         """Calls have ended when they return."""
 
-    def samples(self, runs: Mapping[int, Run], rounds: int, begun: int) -> dict[int, list[float]]:
-        return self._clock.samples(runs, rounds, begun)
+    def samples(
+        self, runs: Mapping[int, Run], rounds: int, begun: int, move: Callable[[], None]
+    ) -> dict[int, list[float]]:
+        return self._clock.samples(runs, rounds, begun, move)
 
     def drop(self, numbers: Sequence[int]) -> None:
         """Nothing is kept by number."""
@@ -103,10 +109,14 @@ class Gpu:
     def synchronize(self) -> None:
         torch.cuda.synchronize()
 
-    def samples(self, runs: Mapping[int, Run], rounds: int, begun: int) -> dict[int, list[float]]:
+    def samples(
+        self, runs: Mapping[int, Run], rounds: int, begun: int, move: Callable[[], None]
+    ) -> dict[int, list[float]]:
         found: dict[int, list[float]] = {n: [] for n in runs}
         end = time.perf_counter() + ROUNDS_SECONDS
-        for order in turns([*runs], rounds, begun):
+        for k, order in enumerate(turns([*runs], rounds, begun)):
+            if k % TOGETHER == 0:
+                move()
             events = [(n, self._timed(runs[n])) for n in order for _ in range(_CALLS)]
             torch.cuda.synchronize()
             taken = {n: [a.elapsed_time(b) * 1e-3 for m, (a, b) in events if m == n] for n in order}
@@ -138,7 +148,7 @@ def device_of(request: Mapping[str, Any]) -> Device:
     """The device that a nest is for."""
     if request["kind"] == "cpu":
         torch.set_num_threads(request["threads"])
-        return HostProcessor()
+        return HostProcessor(request["threads"])
     torch.cuda.set_device(request["device"])
     return Gpu()
 
@@ -149,8 +159,9 @@ class MeasureService:
     def __init__(self, device_of: Callable[[Mapping[str, Any]], Device] = device_of) -> None:
         self._device_of = device_of
         self._device: Device | None = None
-        self._bench: Bench | None = None
-        self._runs: dict[int, Run] = {}
+        # One for each of the sizes that candidates are timed at, and of each candidate a run for each.
+        self._benches: list[Bench] = []
+        self._runs: dict[int, list[Run]] = {}
 
     def __call__(self, request: dict[str, Any], parts: list[bytes]) -> tuple[dict[str, Any], Sequence[bytes]]:
         try:
@@ -164,19 +175,24 @@ class MeasureService:
         match request["do"]:
             case "begin":
                 self._end()
-                nest = parse(request["nest"])
-                assert isinstance(nest, LoopNest)
                 self._device = self._device_of(request)
-                self._bench = Bench(nest, self._device.place)
-                assert self._bench.arguments
+                for text in request["nests"]:
+                    nest = parse(text)
+                    assert isinstance(nest, LoopNest)
+                    self._benches.append(Bench(nest, self._device.place))
+                    assert self._benches[-1].arguments
                 self._device.synchronize()
             case "prepare":
                 self._prepare(request["id"], KernelCode(**request["code"], payload=parts[0]))
             case "time":
                 assert self._device is not None
-                runs = {k: self._runs[k] for k in request["ids"]}
-                found = self._device.samples(runs, request["rounds"], request["begun"])
-                return {"samples": {str(k): s for k, s in found.items()}}
+                found: dict[str, list[list[float]]] = {str(k): [] for k in request["ids"]}
+                for number, bench in enumerate(self._benches[: request["sizes"]]):
+                    runs = {k: self._runs[k][number] for k in request["ids"]}
+                    taken = self._device.samples(runs, request["rounds"], request["begun"], bench.move)
+                    for k, s in taken.items():
+                        found[str(k)].append(s)
+                return {"samples": found}
             case "drop":
                 self._drop(request["ids"])
             case "end":
@@ -184,17 +200,19 @@ class MeasureService:
         return {}
 
     def _prepare(self, number: int, code: KernelCode) -> None:
-        bench, device = self._bench, self._device
-        assert bench is not None and device is not None
-        run = device.run_of(code, bench.arguments)
+        device, made = self._device, list[Run]()
+        assert self._benches and device is not None
+        for bench in self._benches:
+            run = device.run_of(code, bench.arguments)
 
-        def whole() -> None:
-            run()
-            device.synchronize()
+            def whole(run: Run = run, device: Device = device) -> None:
+                run()
+                device.synchronize()
 
-        bench.check(whole)
+            bench.check(whole)
+            made.append(run)
         self._drop([number])
-        self._runs[number] = run
+        self._runs[number] = made
 
     def _drop(self, numbers: Sequence[int]) -> None:
         for number in numbers:
@@ -212,7 +230,7 @@ class MeasureService:
         return False
 
     def _end(self) -> None:
-        self._bench, self._runs = None, {}
+        self._benches, self._runs = [], {}
         if self._device is not None:
             self._device.forget()
 

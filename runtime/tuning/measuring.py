@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
@@ -20,11 +20,12 @@ from ...ir.nest.loops import LoopNest
 from ...ir.target import Target
 from ...ir.text.printer import show
 from ...scheduler.schedule.schedule import Schedule
-from ...scheduler.tuning.tune import Entered, Failure, Measurement, Measurer, MeasuringError
+from ...scheduler.tuning.measurer import Entered, Failure, Measurement, Measurer, MeasuringError
 from ..compile.kernels import KernelCode
 from ..triton.compile import RunTriton
 from .candidates import begun, running
 from .measure import MeasureError
+from .representatives import representatives
 from .worker_race import LIMIT_SECONDS, MeasuringProcess, Request, WorkerRace, failure_of, process_of
 
 SERVICE = f"{__package__}.measure_service"
@@ -36,7 +37,8 @@ class WorkerMeasurer(WorkerRace[KernelCode]):
     """Times schedules of one nest in a process of its own. The first that runs there is the default schedule, whose
     results the others must have.
 
-    ``workers`` processes compile GPU kernels, this one where that is zero; ``run`` stands for them.
+    ``workers`` processes compile GPU kernels, this one where that is zero; ``run`` stands for them. A nest whose sizes
+    are symbols is timed at several, and a race goes by the worst ratio to the default over them.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class WorkerMeasurer(WorkerRace[KernelCode]):
         super().__init__(process_of(SERVICE) if process is None else process, limit)
         self.target = target
         self._nest = nest
+        self._sizes = representatives(nest)
         self._workers = workers
         self._run = run
 
@@ -63,6 +66,11 @@ class WorkerMeasurer(WorkerRace[KernelCode]):
         """
         for found in self._entered(candidates):
             yield self._named(found) if isinstance(found, int) else failure_of(found)
+
+    def samples(self, numbers: Sequence[int], rounds: int) -> Mapping[int, Sequence[float] | Failure]:
+        """As of every race; where sizes are symbols, the first is the default, and a sample is the worst of several
+        sizes."""
+        return self._raced(numbers, rounds, len(self._sizes))
 
     def measure(self, candidates: Sequence[Schedule]) -> Iterator[Measurement]:
         """Seconds a call of each schedule in order, or the error that it met; each as soon as it is known on GPUs, in
@@ -103,7 +111,7 @@ class WorkerMeasurer(WorkerRace[KernelCode]):
 
     def _measured(self, found: Sequence[int | Exception]) -> list[Measurement]:
         numbers = [n for n in found if isinstance(n, int)]
-        times = self.samples(numbers, SAMPLES)
+        times = self._raced(numbers, SAMPLES, 1)
         self.leave(numbers)
         results: list[Measurement] = []
         for n in found:
@@ -121,7 +129,7 @@ class WorkerMeasurer(WorkerRace[KernelCode]):
         kind = "cuda" if self.target.is_gpu else "cpu"
         device = torch.cuda.current_device() if self.target.is_gpu and torch.cuda.is_available() else 0
         about = {"kind": kind, "device": device, "threads": torch.get_num_threads()}
-        return {"nest": show(self._nest), **about}, ()
+        return {"nests": [show(n) for n in self._sizes], **about}, ()
 
     def _of(self, candidate: KernelCode) -> Request:
         plain = {"key": candidate.key, "name": candidate.name, "language": candidate.language}

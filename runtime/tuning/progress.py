@@ -14,7 +14,7 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
 from ...scheduler.tuning.race import Estimate
-from ...scheduler.tuning.tune import Progress, SearchResult
+from ...scheduler.tuning.search import Progress, SearchResult
 
 
 class TuneProgress:

@@ -51,17 +51,24 @@ class Ranks:
         return number % self.count == self.rank
 
     def agreed(
-        self, target: Target, workloads: Sequence[str], decide: Callable[[int], Trace | None]
+        self,
+        target: Target,
+        workloads: Sequence[str],
+        decide: Callable[[int], Trace | None],
+        prepare: Callable[[list[int]], None] = lambda numbers: None,
     ) -> list[Trace | None]:
         """The schedule of each workload (its structural key), the same on all ranks; None for the default one.
 
         ``decide`` gives what this rank finds for the workload of that number, in general by measuring it. It is asked
         for this rank's share alone, of all of which it is asked before the first decision of others is waited for.
-        What it raises passes through, and the others get the default.
+        What it raises passes through, and the others get the default. ``prepare`` is told before which it will be.
         """
         keys = [f"{environment_fingerprint()}/{target_key(target)}/{workload}" for workload in workloads]
-        for number, key in enumerate(keys):
-            if self.is_mine(number) and not self.store.check([key]):
+        mine = [k for k, key in enumerate(keys) if self.is_mine(k) and not self.store.check([key])]
+        prepare(mine)
+        for number in mine:
+            key = keys[number]
+            if not self.store.check([key]):
                 found: Trace | None = None
                 try:
                     found = decide(number)

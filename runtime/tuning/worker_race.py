@@ -15,10 +15,11 @@ from functools import cache
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from ...scheduler.tuning.database import Verdict
-from ...scheduler.tuning.tune import Entered, Failure, MeasuringError
+from ...scheduler.tuning.measurer import Entered, Failure, MeasuringError
 from ..triton.service_process import ServiceProcess
 from ..triton.worker_process import CRASHES, LostError, RefusedError
 from .measure import ROUNDS_SECONDS, MeasureError
+from .representatives import worst
 
 C = TypeVar("C")
 # A request to a process, and bytes that go with it.
@@ -114,6 +115,12 @@ class WorkerRace(ABC, Generic[C]):
     def samples(self, numbers: Sequence[int], rounds: int) -> Mapping[int, Sequence[float] | Failure]:
         """Seconds a call of each in so many rounds, in which they take turns; fewer rounds where they take long. One
         that ends the process, or never ends, has a failure, and the others run again. Raises as ``enter`` does."""
+        return self._raced(numbers, rounds)
+
+    def _raced(
+        self, numbers: Sequence[int], rounds: int, sizes: int = 1
+    ) -> Mapping[int, Sequence[float] | Failure]:
+        """At so many sizes, of which a sample is the worst, beside the first of those that race."""
         failed: dict[int, Failure] = {}
         with self._process.lock, self._ended_by_interrupts():
             for _ in range(_TRIALS):
@@ -121,7 +128,7 @@ class WorkerRace(ABC, Generic[C]):
                 if not racing:
                     break
                 try:
-                    return {**self._timed(racing, rounds), **failed}
+                    return {**worst(self._timed(racing, rounds, sizes), racing[0]), **failed}
                 except MeasureError as error:
                     last = failure_of(error)
                     failed |= self._guilty(racing)
@@ -154,17 +161,18 @@ class WorkerRace(ABC, Generic[C]):
         self._count += 1
         return self._count
 
-    def _timed(self, numbers: Sequence[int], rounds: int) -> dict[int, list[float]]:
+    def _timed(self, numbers: Sequence[int], rounds: int, sizes: int = 1) -> dict[int, list[list[float]]]:
+        """Samples of each by size."""
         for n in numbers:
             self._begin()
             if n not in self._prepared:
                 self._prepare(n, self._codes[n])
         if not self._prepared >= set(numbers):  # one of them ended the process, behind the others
             raise MeasureError("the process that measures was lost")
-        request = {"do": "time", "ids": [*numbers], "rounds": rounds, "begun": self._rounds}
-        answer = self._ask(request, self._limit * len(numbers) + ROUNDS_SECONDS)
+        request = {"do": "time", "ids": [*numbers], "rounds": rounds, "begun": self._rounds, "sizes": sizes}
+        answer = self._ask(request, self._limit * len(numbers) + ROUNDS_SECONDS * sizes)
         self._rounds += rounds
-        return {int(n): [float(s) for s in samples] for n, samples in answer["samples"].items()}
+        return {int(n): [[float(s) for s in of] for of in samples] for n, samples in answer["samples"].items()}
 
     def _guilty(self, numbers: Sequence[int]) -> dict[int, Failure]:
         """Which of several end the process by themselves."""

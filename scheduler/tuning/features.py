@@ -22,11 +22,11 @@ from ...ir.target import Target
 from ..cost.cpu_kernels import LINE
 from ..schedule.schedule import Schedule
 from .edits import KINDS
-from .loop_features import LOOP_FEATURES, NUMBERS, loop_features
+from .loop_features import LOOP_FEATURES, NUMBERS, base_features, loop_features
 from .measures import CLASSES, NestMeasures, lines, measured
 from .space import Draft, Space
 
-FEATURES_VERSION = 2
+FEATURES_VERSION = 3
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 MONOIDS = ("sum", "max", "min", "welford", "moments", "logsumexp", "attention", "weighted", "argmax", "argmin")
@@ -74,8 +74,11 @@ DECISIONS = (
     "draft.chunk", "draft.tile", "draft.jam", "draft.unroll", "draft.lanes.set",
     *(f"draft.hint.{h}" for h in _HINTS), "draft.hint.other",
 )  # fmt: skip
-DRAFT_FEATURES: tuple[str, ...] = (*WORKLOAD, *TARGET, *(f"base.{n}" for n in _OF_BASE), *DECISIONS)
-NEST_FEATURES: tuple[str, ...] = (*WORKLOAD, *TARGET, *LOOP_FEATURES)
+# What counts within a nest is how a schedule differs from the default one: ``beside`` are these differences.
+DRAFT_FEATURES: tuple[str, ...] = (
+    *WORKLOAD, *TARGET, *(f"base.{n}" for n in _OF_BASE), *(f"beside.{n}" for n in _OF_BASE), *DECISIONS,
+)  # fmt: skip
+NEST_FEATURES: tuple[str, ...] = (*WORKLOAD, *TARGET, *LOOP_FEATURES, *(f"beside.{n}" for n in LOOP_FEATURES))
 _PLACE = {name: k for k, name in enumerate(DECISIONS)}
 _PARAM = {p: _PLACE[f"draft.param.{p}"] for p in PARAMETERS}
 _KIND = {k: _PLACE[f"draft.edit.{k}"] for k in KINDS}
@@ -88,27 +91,39 @@ _ALL_WRITTEN = 4.0
 
 def draft_features(space: Space, drafts: Sequence[Draft]) -> Array:
     """Features of drafts without replaying them: float32 of shape ``[len(drafts), len(DRAFT_FEATURES)]``."""
-    fixed: Array | None = space.memo.get("features")
-    if fixed is None:
-        about = {**workload_features(measured(space.nest)), **target_features(space.target)}
-        fixed = space.memo["features"] = _row((*WORKLOAD, *TARGET), about)
+    fixed = _of_space(space)
     result = np.empty((len(drafts), len(DRAFT_FEATURES)), np.float32)
     result[:, : len(fixed)] = fixed
-    middle = len(fixed) + len(_OF_BASE)
+    first, middle = len(fixed) + len(_OF_BASE), len(fixed) + 2 * len(_OF_BASE)
+    default = _base(space, space.default())
     rows = []
     for k, draft in enumerate(drafts):
-        result[k, len(fixed) : middle] = _base(space, draft)
+        base = _base(space, draft)
+        result[k, len(fixed) : first], result[k, first:middle] = base, base - default
         rows.append(_decisions(space, draft))
     if rows:
         result[:, middle:] = rows
     return result
 
 
-def nest_features(schedule: Schedule, target: Target) -> Array:
-    """Features of a scheduled nest: float32 of shape ``[len(NEST_FEATURES)]``."""
-    found = measured(schedule.nest)
-    about = {**workload_features(found), **target_features(target), **loop_features(found, target)}
-    return _row(NEST_FEATURES, about)
+def nest_features(space: Space, schedule: Schedule) -> Array:
+    """Features of a scheduled nest of a space: float32 of shape ``[len(NEST_FEATURES)]``."""
+    default: Array | None = space.memo.get("default")
+    if default is None:
+        made = space.replayed(space.default())
+        assert made is not None, "the default applies always"
+        default = space.memo["default"] = _row(LOOP_FEATURES, loop_features(measured(made.nest), space.target))
+    loops = _row(LOOP_FEATURES, loop_features(measured(schedule.nest), space.target))
+    return np.concatenate([_of_space(space), loops, loops - default])
+
+
+def _of_space(space: Space) -> Array:
+    """What all drafts, and all schedules, of a space have in common."""
+    fixed: Array | None = space.memo.get("features")
+    if fixed is None:
+        about = {**workload_features(measured(space.nest)), **target_features(space.target)}
+        fixed = space.memo["features"] = _row((*WORKLOAD, *TARGET), about)
+    return fixed
 
 
 def _row(names: Sequence[str], values: Mapping[str, float]) -> Array:
@@ -252,7 +267,7 @@ def _base(space: Space, draft: Draft) -> Array:
         if schedule is None:
             row = np.full(len(_OF_BASE), -1.0, np.float32)
         else:
-            row = _row(_OF_BASE, loop_features(measured(schedule.nest), space.target))
+            row = _row(_OF_BASE, base_features(measured(schedule.nest), space.target))
         known[key] = row
     return row
 

@@ -17,8 +17,9 @@ from ...ir.errors import MlcError
 from ..decisions import DecisionOverrides, DecisionRecord
 from ..decisions.decide import flipped
 from .database import GraphDecisions, Verdict
+from .measurer import Entered, Failure, MeasuringError
 from .race import LEAST_GAIN, NOTHING_KNOWN, Estimate, Race
-from .tune import AT_A_TIME, FAR_BEHIND, FINAL_ROUNDS, FIRST_ROUNDS, MORE_ROUNDS, Entered, Failure, MeasuringError
+from .search import AT_A_TIME, FAR_BEHIND, FINAL_ROUNDS, FIRST_ROUNDS, MORE_ROUNDS
 
 # Decisions that are looked at, those with most at stake; other ways that are predicted to take so many times as long
 # are not; those that are raced at most, and how many at a time.

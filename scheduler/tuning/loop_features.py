@@ -30,7 +30,8 @@ LOOP_FEATURES: tuple[str, ...] = (
     "loops.lanes.most", "loops.lanes.least", "loops.lanes.share", "loops.lanes.across", "loops.copies.most",
     "loops.copies.body", "loops.serial.innermost", "loops.serial.shortest", "loops.depth", "loops.waste",
     "loops.waste.most", "loops.recomputed", "loops.entered", "loops.instructions", "loops.instructions.strided",
-    "loops.memory", "loops.cycles", "loops.accumulators", "loops.accumulators.chain", "loops.scratch",
+    "loops.memory", "loops.memory.l1", "loops.cycles", "loops.trips", "loops.body", "loops.masked", "loops.steps",
+    "loops.accumulators", "loops.accumulators.chain", "loops.scratch",
     "loops.copies.blocks", *(f"hint.{name}" for name in NUMBERS),
     *(f"buffer.{k}.{n}" for k in range(BUFFERS) for n in _OF_BUFFER),
     *(f"footprint.{k}.{level}" for k in range(DEPTHS) for level in ("l1", "l2", "trips")),
@@ -40,11 +41,19 @@ LOOP_FEATURES: tuple[str, ...] = (
 def loop_features(found: NestMeasures, target: Target) -> dict[str, float]:
     """What the loops of a scheduled nest make of the machine."""
     nest = found.nest
-    loops = [(n, outer) for n, outer in walk_nodes(nest.body) if isinstance(n, Loop)]
+    loops = [n for n, _ in walk_nodes(nest.body) if isinstance(n, Loop)]
     return {
-        **_kinds([lp for lp, _ in loops]), **_teams(found, loops, target), **_lanes(found, target),
-        **_waste(found, loops), **_registers(found, target), **_hints(nest, [lp for lp, _ in loops]),
-        **_buffers(found), **_footprints(found, target),
+        **_kinds(loops), **_hints(nest, loops), **_buffers(found), **_bodies(found, target),
+        **base_features(found, target), **_memory(found, target),
+    }  # fmt: skip
+
+
+def base_features(found: NestMeasures, target: Target) -> dict[str, float]:
+    """Those that tell most, of which drafts have some."""
+    loops = [(n, outer) for n, outer in walk_nodes(found.nest.body) if isinstance(n, Loop)]
+    return {
+        **_teams(found, loops, target), **_lanes(found, target), **_waste(found, loops), **_registers(found, target),
+        **_footprints(found, target),
     }  # fmt: skip
 
 
@@ -127,6 +136,25 @@ def _lanes(found: NestMeasures, target: Target) -> dict[str, float]:
         "loops.serial.innermost": _log(max(ends, default=0)), "loops.serial.shortest": _log(min(ends, default=0)),
         "loops.depth": float(max((len(w.path) for w in works), default=0)),
         "loops.instructions": _log(instructions), "loops.instructions.strided": _log(strided),
+    }  # fmt: skip
+
+
+def _bodies(found: NestMeasures, target: Target) -> dict[str, float]:
+    """What innermost loops are: how often their bodies run, what stands in one, and how much of it is under a mask."""
+    native = max(target.lanes(4), 1)
+    trips = done = masked = memory = 0.0
+    for w in found.works:
+        inner = [lp for lp in w.path if lp.kind not in _ONE]
+        copies = math.prod(w.extents[lp.var.name] for lp in inner)
+        here = w.iterations / max(copies, 1)
+        instructions = w.iterations * w.cost * max(w.lanes / native, 1.0) / max(w.lanes, 1)
+        trips += here
+        done += instructions
+        masked += instructions * bool(w.block.predicate)
+        memory += w.iterations * len(w.references) / max(w.lanes, 1)
+    return {
+        "loops.trips": _log(trips), "loops.body": _log(done / max(trips, 1.0)),
+        "loops.masked": masked / max(done, 1.0), "loops.steps": memory / max(done, 1.0),
     }  # fmt: skip
 
 
@@ -245,7 +273,7 @@ def _distance(found: NestMeasures, w: BlockWork, r: Reference) -> float:
 
 
 def _footprints(found: NestMeasures, target: Target) -> dict[str, float]:
-    """Bytes that one iteration of the innermost loops touches, against the caches; memory and time by estimate."""
+    """Bytes that one iteration of the innermost loops touches, against the caches."""
     values = {f"footprint.{k}.{level}": 0.0 for k in range(DEPTHS) for level in ("l1", "l2", "trips")}
     heaviest = max(found.works, key=lambda w: w.iterations * w.cost, default=None)
     around = [lp for lp in heaviest.path if lp.kind in _ONE] if heaviest is not None else []
@@ -254,21 +282,27 @@ def _footprints(found: NestMeasures, target: Target) -> dict[str, float]:
         values[f"footprint.{k}.l1"] = math.log2(max(bytes_, 1.0) / max(target.l1_bytes, 1))
         values[f"footprint.{k}.l2"] = math.log2(max(bytes_, 1.0) / max(target.l2_bytes, 1))
         values[f"footprint.{k}.trips"] = _log(found.nest.symbols.hint(lp.extent))
-    memory = sum(_traffic(found, target))
-    work = sum(w.iterations * w.cost / max(min(w.lanes, target.lanes(4)), 1) for w in found.works)
-    values["loops.memory"] = _log(memory)
-    values["loops.cycles"] = _log(max(work, memory / 8.0))
     return values
 
 
-def _traffic(found: NestMeasures, target: Target) -> Iterator[float]:
-    """Bytes from beyond the second-level cache: what a loop touches is fetched anew where it does not fit."""
+def _memory(found: NestMeasures, target: Target) -> dict[str, float]:
+    """Bytes from beyond the caches, and cycles, by estimate."""
+    memory = sum(_traffic(found, target.l2_bytes))
+    work = sum(w.iterations * w.cost / max(min(w.lanes, target.lanes(4)), 1) for w in found.works)
+    return {
+        "loops.memory": _log(memory), "loops.memory.l1": _log(sum(_traffic(found, target.l1_bytes))),
+        "loops.cycles": _log(max(work, memory / 8.0)),
+    }  # fmt: skip
+
+
+def _traffic(found: NestMeasures, cache: int) -> Iterator[float]:
+    """Bytes from beyond a cache of so many: what a loop touches is fetched anew where it does not fit."""
     for w in found.works:
         for r in w.references:
             times, fits = 1.0, True
             for lp in reversed(w.path):
                 if fits and w.extents[lp.var.name] > 1 and not r.steps.get(lp.var.name, 0.0):
-                    fits = sum(found.touched(found.inside(lp)).values()) <= target.l2_bytes
+                    fits = sum(found.touched(found.inside(lp)).values()) <= cache
                 if not fits and not r.steps.get(lp.var.name, 0.0):
                     times *= w.extents[lp.var.name]
             yield times * LINE * lines(r, w.extents, w.extents)

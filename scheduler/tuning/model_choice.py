@@ -10,11 +10,12 @@ import numpy as np
 from ...ir.target import Target
 from ..schedule.schedule import Schedule
 from .features import draft_features, nest_features
-from .space import Space
+from .space import Draft, Space
 from .strategies import Ranker
 
-# Drafts that are scored, those nearest to the default; how many of them are applied and scored as nests.
-DRAFTS, REPLAYS = 192, 6
+# Drafts that are scored, those nearest to the default; how many rules' own schedules they may start from, each of which
+# takes milliseconds; how many drafts are applied and scored as nests.
+DRAFTS, BASES, REPLAYS = 192, 4, 6
 
 
 class ChoosingRanker(Ranker, Protocol):
@@ -33,7 +34,7 @@ def chosen_by_model(space: Space, target: Target, drafts: Ranker, nests: Choosin
     if not math.isfinite(nests.margin):
         return None
     default = space.replayed(space.default())
-    listed = [d for d in dict.fromkeys(space.listed(DRAFTS)) if d != space.default()]
+    listed = _listed(space)
     if default is None or not listed:
         return None
     order = np.argsort(-np.asarray(drafts.scores(draft_features(space, listed)), np.float64), kind="stable")
@@ -44,10 +45,25 @@ def chosen_by_model(space: Space, target: Target, drafts: Ranker, nests: Choosin
             schedules.append(schedule)
         if len(schedules) > REPLAYS:
             break
-    rows = np.stack([nest_features(s, target) for s in schedules])
+    rows = np.stack([nest_features(space, s) for s in schedules])
     scores = np.asarray(nests.scores(rows), np.float64)
     best = int(np.argmax(scores))
     return schedules[best] if scores[best] > scores[0] + nests.margin else None
+
+
+def _listed(space: Space) -> list[Draft]:
+    """Drafts nearest to the default, and not itself, of the first few rules and parameters."""
+    bases: set[Draft] = set()
+    found: dict[Draft, None] = {}
+    for draft in space.listed(2 * DRAFTS):
+        base = space.plain(draft)
+        if base in bases or len(bases) < BASES:
+            bases.add(base)
+            if draft != space.default():
+                found[draft] = None
+        if len(found) == DRAFTS:
+            break
+    return list(found)
 
 
 __all__ = ["ChoosingRanker", "chosen_by_model"]

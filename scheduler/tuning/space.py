@@ -20,7 +20,8 @@ from ...ir.text.structure import structural_key
 from ..error import ScheduleError
 from ..rules import design_space
 from ..rules.registry import Rule, Value
-from ..schedule.schedule import Schedule, replay
+from ..schedule.carry import applied
+from ..schedule.schedule import Schedule
 from ..schedule.trace import Trace
 from .edits import BEFORE, OTHER_BLOCKS, WITHIN, Base, TraceEdit, arranged, finished, followed, inline
 from .order import Combining, combining
@@ -191,7 +192,7 @@ class Space:
     def schedule(self, trace: Trace) -> Schedule | None:
         """The schedule of a trace, such as one that was measured for an equal nest, under the same conditions."""
         try:
-            schedule = replay(trace, self.nest)
+            schedule = applied(trace, self.nest)
         except ScheduleError:
             return None
         return schedule if self._fits(schedule) else None
@@ -256,6 +257,9 @@ class Space:
                 for picked in product(*(values[k][1:] for k in chosen)):
                     new = dict(zip(chosen, picked, strict=True))
                     draft = replace(first, params=tuple((k, new.get(k, v)) for k, v in first.params))
+                    if changes == of_params:  # whose sites nobody asks for: they take longest
+                        yield draft
+                        continue
                     for places in combinations(self.sites(draft), changes - of_params):
                         for edits in product(*(s.edits() for s in places)):
                             yield replace(draft, edits=arranged(edits))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -46,6 +47,10 @@ class Strategy(Protocol):
         """What became of a draft: the default's time divided by its own; None where it failed."""
         ...
 
+    def suggest(self, drafts: Sequence[Draft]) -> None:
+        """Drafts to begin with, behind the rules' own, such as those that similar nests have chosen."""
+        ...
+
 
 class _Proposals:
     """What all strategies keep: what was proposed, and how it did."""
@@ -55,7 +60,11 @@ class _Proposals:
         self.found: dict[Draft, float | None] = {}
         self._drafts: set[Draft] = set()
         self._nests: set[str] = set()
-        self._first = iter(space.first())
+        self._first: Iterator[Draft] = iter(space.first())
+
+    def suggest(self, drafts: Sequence[Draft]) -> None:
+        """Begin with these, behind the rules' defaults."""
+        self._first = chain(self._first, (d for d in drafts if d.rule in self.space.rules))
 
     def observe(self, draft: Draft, speedup: float | None) -> None:
         """Keep what became of a draft, of whoever proposed it."""
@@ -82,7 +91,7 @@ class _Proposals:
         return draft in self._drafts
 
     def begin(self, count: int) -> list[Draft]:
-        """The defaults of rules, as far as they were not proposed."""
+        """The defaults of rules and what was suggested, as far as they were not proposed."""
         return self.fresh(self._first, count)
 
     def fresh(self, drafts: Iterable[Draft], count: int) -> list[Draft]:
@@ -139,13 +148,11 @@ class Evolution(_Proposals):
     ) -> None:
         super().__init__(space, rng)
         self.draft_ranker, self.nest_ranker = draft_ranker, nest_ranker
-        self._seeds = list(seeds)
+        self.suggest(seeds)
         self._mutants, self._replayed = mutants, replayed
 
     def propose(self, count: int) -> list[Draft]:
         chosen = self.begin(count)
-        known = [d for d in self._seeds if d.rule in self.space.rules]
-        chosen += self.fresh(known, count - len(chosen))
         wanted = count - len(chosen)
         if wanted <= 0:
             return chosen
@@ -202,7 +209,7 @@ class Evolution(_Proposals):
         for draft in drafts:
             schedule = None if self.is_known(draft) else self.space.replayed(draft)
             if schedule is not None:
-                replayed.append((draft, nest_features(schedule, self.space.target)))
+                replayed.append((draft, nest_features(self.space, schedule)))
                 if len(replayed) >= self._replayed:
                     break
         if not replayed:

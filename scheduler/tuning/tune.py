@@ -1,161 +1,26 @@
-"""Tuning: search the space of a nest's schedules, race the best of them against the default, and keep what wins.
-
-Each round a strategy proposes drafts; those whose code is new are built, run once, and raced with the best so far and
-two copies of the default. What seemed fastest is raced once more in the end: by these samples alone it is accepted.
-Every result is recorded when it is known. Running code is the measurer's business; this room knows only times.
-"""
+"""Tuning: one nest, or all nests of a graph within one budget, the next batch for that which gains most by it."""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
 
-import numpy as np
-
-from ...ir.errors import MlcError
 from ...ir.nest.loops import LoopNest
+from ...ir.nest.positions import named_by_position
 from ...ir.target import Target
-from ..schedule.schedule import Schedule
-from ..schedule.trace import Trace
-from .database import Record, Verdict, Workload
-from .features import nest_features
-from .race import LEAST_GAIN, NOTHING_KNOWN, Estimate, Race
-from .space import Draft, Numerics, Space
+from .database import Records
+from .measurer import Measurer, MeasuringError
+from .search import FIRST_PROMISE, Progress, Search, SearchResult
+from .seeds import seeds_of, workload_of
+from .space import Numerics, Space
 from .strategies import Evolution, Ranker, Strategy
 
-# Seconds a call, or why there are none (it did not compile, it gave a wrong answer).
-Measurement: TypeAlias = float | Exception
-# Rounds of a race: before those that are far behind give up (that much slower than the best), and after that.
-FIRST_ROUNDS, MORE_ROUNDS, FAR_BEHIND = 4, 8, 1.2
-# The last race: who takes part, in how many rounds, run so many at a time, and asked for so often at most.
-FINALISTS, FINAL_ROUNDS, AT_A_TIME, MOST_ASKED = 3, 36, 9, 12
-# Rounds of a search that gain less than what counts, after which it ends.
-PATIENCE = 3
-
-
-class MeasuringError(MlcError):
-    """Nothing can be measured, whatever the candidate: the text says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entered:
-    """A candidate that was built and ran once, with the default's results; ``code_hash`` is that of its machine
-    code."""
-
-    number: int
-    code_hash: str
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why there is no time of a candidate."""
-
-    verdict: Verdict
-    reason: str
-
-
-class Measurer(Protocol):
-    """Runs scheduled nests on the target, or predicts what that would take. All methods raise MeasuringError."""
-
-    def enter(self, candidates: Sequence[Schedule]) -> Iterable[Entered | Failure]:
-        """Build each, run it once and compare its results with those of the first; in order, each as soon as it is
-        known."""
-        ...
-
-    def copy(self, number: int) -> Entered | Failure:
-        """The same code once more, elsewhere in memory."""
-        ...
-
-    def samples(self, numbers: Sequence[int], rounds: int) -> Mapping[int, Sequence[float] | Failure]:
-        """Seconds a call of each in so many rounds, or fewer, in which they take turns. One that ends there has a
-        failure, whatever becomes of the others."""
-        ...
-
-    def leave(self, numbers: Sequence[int]) -> None:
-        """Forget what takes part no more."""
-        ...
-
-    def close(self) -> None:
-        """Give back what measuring holds."""
-        ...
-
-
-class TuningRecords(Protocol):
-    """What tuning needs of a database."""
-
-    def measured(self, workload: str, target: Target) -> dict[str, float | None]:
-        """Every schedule that these versions measured, by the JSON of its trace; None for one that failed."""
-        ...
-
-    def by_code(self, workload: str, target: Target) -> dict[str, Record]:
-        """What is known of machine code, by its hash."""
-        ...
-
-    def record(
-        self, workload: str | Workload, target: Target, trace: Trace, seconds: float | None = None, error: str = "", *,
-        ratio: float | None = None, count: int = 1, sigma: float | None = None, verdict: Verdict | None = None,
-        code_hash: str = "", against: str = "",
-    ) -> None:  # fmt: skip
-        """Keep one result, on disk before this returns."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a search is: counts of schedules, and seconds. ``found`` compares the best so far with the default."""
-
-    name: str
-    measured: int
-    failed: int
-    elapsed: float
-    budget: float
-    found: Estimate | None = None
-    best: str = ""
-
-
-@dataclass(slots=True)
-class Trial:
-    """What became of one candidate: ``told`` is its draft as text, ``score`` what the model gives it (higher is
-    faster). ``found`` is None where it failed, for which ``reason`` says why."""
-
-    draft: Draft
-    trace: Trace
-    told: str
-    found: Estimate | None = None
-    verdict: Verdict = Verdict.TIMED
-    reason: str = ""
-    code_hash: str = ""
-    score: float | None = None
-    # Its number in the race, while it takes part.
-    number: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SearchResult:
-    """What a search ended with.
-
-    ``trace`` is the schedule to take, the default's unless ``is_faster``; ``found`` compares it with the default, by
-    samples of its own; ``sigma`` is the noise of a ratio (0.01 is 1 %). The search took ``seconds``, and a call of the
-    default takes ``default_seconds``. ``hidden`` is what the best one seemed to gain where noise was above that.
-    """
-
-    name: str
-    trace: Trace
-    is_faster: bool
-    found: Estimate
-    sigma: float
-    seconds: float
-    default_seconds: float
-    trials: tuple[Trial, ...]
-    hidden: float = 0.0
-
-    @property
-    def failed(self) -> int:
-        """Candidates without a time."""
-        return sum(t.found is None for t in self.trials)
+# Seconds that are kept for the last race of each search that has found something; how many times less than a batch it
+# costs to begin a search.
+LAST_RACE, BEGUN_CHEAPLY = 0.3, 8.0
 
 
 def tune(
@@ -163,7 +28,7 @@ def tune(
     target: Target,
     measurer: Measurer,
     budget_seconds: float,
-    database: TuningRecords | None = None,
+    database: Records | None = None,
     progress: Callable[[Progress], None] | None = None,
     *,
     numerics: Numerics = "any",
@@ -176,313 +41,105 @@ def tune(
     """The fastest schedule that was found within ``budget_seconds``, or in three rounds that gained less than 1 %.
 
     A schedule other than the default is the result only where a race of its own says so (``Race.is_better``). What
-    ``database`` holds of the same code is not measured again. An interrupt passes through, and everything measured
-    before it is in the database. ``numerics`` is as for ``Space``; ``ranker`` scores ``NEST_FEATURES``, to be told
-    beside what was measured.
+    ``database`` holds of the same code is not measured again, and what similar nests have chosen is tried first. An
+    interrupt passes through, and everything measured before it is in the database. ``numerics`` is as for ``Space``;
+    ``ranker`` scores ``NEST_FEATURES``, to be told beside what was measured.
 
     Raises:
         ScheduleError: no rule matches the nest.
         MeasuringError: the measurer's.
     """
     begun = clock()
-    space = Space(nest, target, numerics)
-    search = _Search(
-        space, strategy(space, random.Random(seed)), measurer, database, Workload.of(nest), ranker, progress,
-        budget_seconds, clock, begun,
+    search = search_of(
+        nest, target, measurer, database, progress, numerics=numerics, strategy=strategy, ranker=ranker, seed=seed,
+        clock=clock,
     )  # fmt: skip
-    return search.run(batch)
+    search.until, search.told = begun + budget_seconds, (begun, budget_seconds)
+    search.begin()
+    while clock() < search.until and not search.is_over:
+        search.batch(batch)
+    return search.finish()
 
 
-@dataclass(slots=True)
-class _Search:
-    space: Space
-    strategy: Strategy
-    measurer: Measurer
-    database: TuningRecords | None
-    workload: Workload
-    ranker: Ranker | None
-    progress: Callable[[Progress], None] | None
-    budget: float
-    clock: Callable[[], float]
-    begun: float
-    # By the JSON of traces.
-    trials: dict[str, Trial] = field(default_factory=dict)
-    default: Trial = field(init=False)
-    race: Race = field(init=False)
-    failed_before: frozenset[str] = frozenset()
-    known: Mapping[str, Record] = field(default_factory=dict)
-    known_traces: Mapping[str, Record] = field(default_factory=dict)
+def search_of(
+    nest: LoopNest,
+    target: Target,
+    measurer: Measurer,
+    database: Records | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    *,
+    numerics: Numerics = "any",
+    strategy: Callable[[Space, random.Random], Strategy] = Evolution,
+    ranker: Ranker | None = None,
+    seed: int = 0,
+    clock: Callable[[], float] = time.monotonic,
+) -> Search:
+    """A search that has not begun; the arguments are as for ``tune``. Raises ScheduleError where no rule matches."""
+    by_position = named_by_position(nest)
+    space = Space(by_position, target, numerics)
+    workload = workload_of(by_position)
+    proposing = strategy(space, random.Random(seed))
+    if database is not None and (seeds := seeds_of(space, workload, database)):
+        proposing.suggest(seeds)
+    return Search(nest, space, proposing, measurer, database, workload, ranker, progress, clock)
 
-    def run(self, batch: int) -> SearchResult:
-        self._begin()
-        stale = 0
-        while self._elapsed() < self.budget and stale < PATIENCE:
-            drafts = self.strategy.propose(batch)
-            if not drafts:
-                break
-            before = self._best_ratio()
-            self._round(drafts)
-            stale = 0 if self._best_ratio() < before * (1.0 - LEAST_GAIN) else stale + 1
-        return self._final()
 
-    # --- the default --------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A nest of a graph: its search, how often the graph runs it, and what a call may take before that is measured, in
+    units that are the same for all jobs."""
 
-    def _begin(self) -> None:
-        """Two copies of the default run: the first of the rules' own schedules that does."""
-        self._remember()
-        why = ""
-        for draft in self.space.first():
-            trial = self._trial(draft)
-            if trial is None:
-                continue
-            (entered,) = self._entered([trial])
-            if isinstance(entered, Failure):
-                why = why or entered.reason
-                continue
-            twin = self.measurer.copy(entered.number)
-            if isinstance(twin, Failure):
-                raise MeasuringError(f"the default schedule ran once, and then no more: {twin.reason}")
-            self.default, self.race = trial, Race(entered.number, twin.number)
-            self.known_traces = {
-                r.trace.to_json(): r for r in self.known.values() if r.against == trial.code_hash and r.ratio
-            }
-            self._run([], FIRST_ROUNDS)
-            return
-        raise MeasuringError(f"no schedule of its rules runs: {why}")
+    name: str
+    search: Search
+    calls: float = 1.0
+    expected: float = 1.0
 
-    def _remember(self) -> None:
-        if self.database is None:
-            return
-        measured = self.database.measured(self.workload.key, self.space.target)
-        self.failed_before = frozenset(text for text, seconds in measured.items() if seconds is None)
-        found = self.database.by_code(self.workload.key, self.space.target)
-        self.known = {h: r for h, r in found.items() if r.trace.to_json() in measured}
 
-    # --- one round ----------------------------------------------------------------------------------------------------
+def tune_together(
+    jobs: Sequence[Job], budget_seconds: float, *, batch: int = 8, clock: Callable[[], float] = time.monotonic
+) -> dict[str, SearchResult | MeasuringError]:
+    """Tune several nests within one budget. Each batch goes to the nest with the largest calls × time × predicted gain.
 
-    def _round(self, drafts: Sequence[Draft]) -> None:
-        trials = [(d, self._trial(d)) for d in drafts]
-        new: list[Trial] = []
-        for draft, trial in trials:
-            if trial is None:
-                self.strategy.observe(draft, None)
-            elif trial.found is None and trial.verdict is Verdict.TIMED and not self._was_known(trial):
-                new.append(trial)
-        racing = []
-        for trial, entered in zip(new, self._entered(new), strict=False):
-            if isinstance(entered, Entered) and not self._has_known_code(trial):
-                racing.append(trial)
-        self._race(racing)
-        for draft, trial in trials:
-            if trial is not None and (trial.found is not None or trial.verdict is not Verdict.TIMED):
-                self.strategy.observe(draft, trial.found.speedup if trial.found else None)
-        self._leave()
-
-    def _trial(self, draft: Draft) -> Trial | None:
-        """The candidate of a draft, which other drafts may have made before; None where it is illegal."""
-        schedule = self.space.replayed(draft)
-        if schedule is None:
-            return None
-        return self.trials.setdefault(schedule.trace.to_json(), Trial(draft, schedule.trace, str(draft)))
-
-    def _was_known(self, trial: Trial) -> bool:
-        """Take what the database knows of a schedule."""
-        text = trial.trace.to_json()
-        if text in self.failed_before:
-            trial.verdict, trial.reason = Verdict.FAILED, "it failed before"
-            return True
-        record = self.known_traces.get(text)
-        if record is not None and record.ratio:
-            trial.found, trial.code_hash = _recorded(record), record.code_hash
-        return record is not None
-
-    def _has_known_code(self, trial: Trial) -> bool:
-        """Take what is known of equal machine code."""
-        twins = (t for t in self.trials.values() if t.code_hash == trial.code_hash and t.found and t is not trial)
-        twin, record = next(twins, None), self.known.get(trial.code_hash)
-        if twin is not None:
-            trial.found = twin.found
-        elif record is not None and record.against == self.default.code_hash and record.ratio:
-            trial.found = _recorded(record)
-        return trial.found is not None
-
-    def _entered(self, trials: Sequence[Trial]) -> list[Entered | Failure]:
-        """Build and run candidates, as far as there is time."""
-        results = []
-        schedules = [s for t in trials if (s := self.space.replayed(t.draft)) is not None]
-        for trial, found in zip(trials, self.measurer.enter(schedules), strict=False):
-            results.append(found)
-            if isinstance(found, Failure):
-                self._fail(trial, found)
+    The prediction begins with what a batch gains in general, and goes on with what the last batches of the nest have
+    gained, so that a nest that gains nothing falls behind. To begin a nest, which tells what its calls take, is cheap
+    and counts as that. Time is kept for the last races. The result has the nests
+    that were begun, and of those that cannot be measured why.
+    """
+    begun = clock()
+    end = begun + budget_seconds
+    open_, waiting = dict[str, Job](), {j.name: j for j in jobs}
+    found: dict[str, SearchResult | MeasuringError] = {}
+    for job in jobs:
+        job.search.until, job.search.told = end, (begun, budget_seconds)
+    while True:
+        promises = _promises(open_, waiting)
+        racing = sum(j.search.has_found for j in open_.values())
+        if not promises or clock() + LAST_RACE * racing >= end:
+            break
+        name = max(promises, key=lambda n: promises[n])
+        try:
+            if name in waiting:
+                open_[name] = waiting.pop(name)
+                open_[name].search.begin()
             else:
-                trial.number, trial.code_hash = found.number, found.code_hash
-            self._report()
-            if self._elapsed() >= self.budget:
-                break
-        return results
-
-    def _race(self, trials: Sequence[Trial]) -> None:
-        if not trials:
-            return
-        best = self._best()
-        beside = [best] if best is not None and best.number is not None and best not in trials else []
-        self._run([*trials, *beside], FIRST_ROUNDS)
-        limit = FAR_BEHIND * self._best_ratio()
-        self._run([*(t for t in trials if t.found and t.found.ratio <= limit), *beside], MORE_ROUNDS)
-
-    def _run(self, trials: Sequence[Trial], rounds: int) -> None:
-        self._sampled(self.race, [t for t in trials if t is not self.default], rounds)
-        for trial in (self.default, *trials):
-            if trial.verdict is Verdict.TIMED:
-                trial.found = self.race.estimate(self._number(trial))
-                self._record(trial, self.race)
-        self._report()
-
-    def _sampled(self, race: Race, trials: Sequence[Trial], rounds: int) -> None:
-        """Rounds of candidates and the default."""
-        numbers = {self._number(t): t for t in trials}
-        found = self.measurer.samples([race.default, race.twin, *numbers], rounds)
-        times = {}
-        for number, result in found.items():
-            if not isinstance(result, Failure):
-                times[number] = result
-            elif number in numbers:
-                self._fail(numbers[number], result)
-            else:
-                raise MeasuringError(f"the default schedule ran before, and now does not: {result.reason}")
-        race.add(times)
-
-    def _leave(self) -> None:
-        """Only those that may win stay."""
-        stay = {id(t) for t in self._finalists()} | {id(self.default)}
-        gone = [t for t in self.trials.values() if t.number is not None and id(t) not in stay]
-        self.measurer.leave([self._number(t) for t in gone])
-        for trial in gone:
-            trial.number = None
-
-    # --- the end ------------------------------------------------------------------------------------------------------
-
-    def _final(self) -> SearchResult:
-        """Race those that seemed fastest once more: by the samples that they were chosen by they are lucky ones."""
-        finalists = self._finalists()
-        absent = [t for t in finalists if t.number is None]
-        schedules = [s for t in absent if (s := self.space.replayed(t.draft)) is not None]
-        for trial, entered in zip(absent, self.measurer.enter(schedules), strict=True):
-            if isinstance(entered, Failure):
-                self._fail(trial, entered)
-            else:
-                trial.number = entered.number
-        finalists = [t for t in finalists if t.number is not None]
-        own = Race(self.race.default, self.race.twin)
-        tries = len(finalists)
-        racing = finalists
-        for _ in range(MOST_ASKED):
-            if not racing or len(own.rounds) >= FINAL_ROUNDS:
-                break
-            self._sampled(own, racing, AT_A_TIME)
-            racing = [t for t in racing if t.verdict is Verdict.TIMED and own.estimate(self._number(t)).ratio < 1.0]
-        better = [t for t in racing if own.is_better(self._number(t), tries)]
-        winner = min(better, key=lambda t: own.estimate(self._number(t)).ratio, default=self.default)
-        race = own if own.rounds else self.race
-        hidden = 0.0
-        for trial in finalists:
-            if trial.verdict is Verdict.TIMED:
-                trial.found = own.estimate(self._number(trial))
-                if trial not in better:
-                    trial.verdict = Verdict.REJECTED
-                    # Not by chance slower: what it gains may be real, and nobody can tell here.
-                    hidden = max(hidden, trial.found.gain) if trial in racing else hidden
-        winner.verdict = Verdict.ACCEPTED
-        for trial in (self.default, *finalists):
-            self._record(trial, race)
-        self._report()
-        is_faster = winner is not self.default
-        found = winner.found or NOTHING_KNOWN
-        return SearchResult(
-            self.space.nest.name, winner.trace, is_faster, found, race.sigma, self._elapsed(),
-            self.race.seconds(self.race.default), tuple(replace(t) for t in self._scored()),
-            0.0 if is_faster or hidden <= LEAST_GAIN else hidden,
-        )  # fmt: skip
-
-    def _finalists(self) -> list[Trial]:
-        """The fastest that seem to gain what counts, and whose code differs."""
-        faster = [
-            t for t in self.trials.values()
-            if t.found is not None and t.verdict is Verdict.TIMED and t.found.gain > LEAST_GAIN
-            and t is not self.default
-        ]  # fmt: skip
-        by_code: dict[str, Trial] = {}
-        for t in sorted(faster, key=lambda t: (t.found.ratio if t.found else 1.0, t.number is None)):
-            by_code.setdefault(t.code_hash, t)
-        return list(by_code.values())[:FINALISTS]
-
-    def _scored(self) -> list[Trial]:
-        """All candidates, with what the model says of them."""
-        trials = [*self.trials.values()]
-        if self.ranker is not None:
-            from_model = _scores(self.ranker, self.space, trials)
-            for trial, score in zip(trials, from_model, strict=True):
-                trial.score = score
-        return trials
-
-    # --- results ------------------------------------------------------------------------------------------------------
-
-    def _number(self, trial: Trial) -> int:
-        assert trial.number is not None, f"{trial.told} takes no part in the race"
-        return trial.number
-
-    def _fail(self, trial: Trial, failure: Failure) -> None:
-        trial.found, trial.verdict, trial.reason, trial.number = None, failure.verdict, failure.reason, None
-        if self.database is not None:
-            self.database.record(
-                self.workload, self.space.target, trial.trace, None, failure.reason, verdict=failure.verdict,
-                code_hash=trial.code_hash,
-            )  # fmt: skip
-
-    def _record(self, trial: Trial, race: Race) -> None:
-        found = trial.found
-        if self.database is None or found is None or trial.number is None or not found.count:
-            return
-        sigma = race.sigma
-        self.database.record(
-            self.workload, self.space.target, trial.trace, race.seconds(trial.number), ratio=found.ratio,
-            count=found.count, sigma=sigma if sigma < 1e9 else None, verdict=trial.verdict, code_hash=trial.code_hash,
-            against=self.default.code_hash,
-        )  # fmt: skip
-
-    def _best(self) -> Trial | None:
-        timed = [t for t in self.trials.values() if t.found is not None and t.verdict is not Verdict.REJECTED]
-        return min(timed, key=lambda t: t.found.ratio if t.found else 1.0, default=None)
-
-    def _best_ratio(self) -> float:
-        best = self._best()
-        return 1.0 if best is None or best.found is None else best.found.ratio
-
-    def _elapsed(self) -> float:
-        return self.clock() - self.begun
-
-    def _report(self) -> None:
-        if self.progress is None:
-            return
-        best = self._best()
-        trials = self.trials.values()
-        failed = sum(t.found is None and t.verdict is not Verdict.TIMED for t in trials)
-        self.progress(
-            Progress(
-                self.space.nest.name, failed + sum(t.found is not None for t in trials), failed, self._elapsed(),
-                self.budget, best.found if best is not None else None, best.told if best is not None else "",
-            )
-        )  # fmt: skip
+                open_[name].search.batch(batch)
+        except MeasuringError as error:
+            found[name] = error
+            del open_[name]
+    for name, job in sorted(open_.items(), key=lambda item: -item[1].calls * item[1].search.call_seconds):
+        try:
+            found[name] = job.search.finish()
+        except MeasuringError as error:
+            found[name] = error
+    return found
 
 
-def _recorded(record: Record) -> Estimate:
-    assert record.ratio is not None
-    noise = 2.0 * (record.sigma or 0.0)
-    return Estimate(record.ratio, record.ratio * (1.0 - noise), record.ratio * (1.0 + noise), record.count)
-
-
-def _scores(ranker: Ranker, space: Space, trials: Sequence[Trial]) -> list[float | None]:
-    schedules = [space.replayed(t.draft) for t in trials]
-    rows = [nest_features(s, space.target) for s in schedules if s is not None]
-    scores = iter(ranker.scores(np.stack(rows)) if rows else ())
-    return [None if s is None else float(next(scores)) for s in schedules]
+def _promises(open_: Mapping[str, Job], waiting: Mapping[str, Job]) -> dict[str, float]:
+    """Seconds of a run of the graph that the next batch of each job may save, of those whose searches go on."""
+    known = [j.search.call_seconds / j.expected for j in open_.values() if j.expected > 0]
+    unit = median(known) if known else 1.0
+    promises = {n: j.calls * j.expected * unit * FIRST_PROMISE * BEGUN_CHEAPLY for n, j in waiting.items()}
+    for name, job in open_.items():
+        if not job.search.is_over:
+            promises[name] = job.calls * job.search.call_seconds * job.search.promise
+    return promises

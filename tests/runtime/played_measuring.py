@@ -10,7 +10,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,7 +94,9 @@ class PlayedGpu(Gpu):
         if self.library.sticky:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    def samples(self, runs: Mapping[int, Run], rounds: int, begun: int) -> dict[int, list[float]]:
+    def samples(
+        self, runs: Mapping[int, Run], rounds: int, begun: int, move: Callable[[], None]
+    ) -> dict[int, list[float]]:
         for run in runs.values():
             run()
         self.synchronize()

@@ -7,18 +7,18 @@ they are put side by side, which is a copy. A copy that is there already, for ot
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import sympy
 
-from ....ir.expr.value import Expr, IndexValue, Load, Select, call, const, is_value, symbol
 from ....ir.expr.dtypes import DType
+from ....ir.expr.value import Expr, IndexValue, Load, Select, call, const, is_value, symbol
 from ....ir.graph.facts import makers_of, places_of
 from ....ir.graph.graph import Compute, Library, Node, TensorType, uses
 from ....ir.nest.loops import contiguous_strides
 from ...cost.products.substitutions import gain_of, pass_time
 from ...facts.definitions import Definitions
-from ...facts.views import readers_of, results_of, views_of
+from ...facts.views import readers_of, results_of
 from ..canonical.names import fresh_name
 from ..products.operands import Product, product_of
 from .einsum import Einsum

@@ -37,6 +37,7 @@ from .rewrite import Rewrite, rewrite_of
 from .terms import is_linear
 from .write import EinsumWriter, scaled_by
 
+
 @dataclass(frozen=True, slots=True)
 class Root:
     """A node whose elements are those of a product, read at ``indices`` in ``axes``, and summed over ``summed``."""

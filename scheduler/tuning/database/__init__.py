@@ -1,8 +1,21 @@
 """The tuning database: what was measured and predicted, of which workloads, on which targets, in which sessions."""
 
-from .database import BUSY_SECONDS, Database, Records
+from .database import BUSY_SECONDS, Database
 from .decisions import GraphDecisions
-from .rows import NO_PART, Part, Provenance, Record, Session, Told, Tuned, Verdict, Workload, target_key
+from .records import Records
+from .rows import (
+    NO_PART,
+    Part,
+    Provenance,
+    Record,
+    Session,
+    Similar,
+    Told,
+    Tuned,
+    Verdict,
+    Workload,
+    target_key,
+)
 
 __all__ = [
     "BUSY_SECONDS",
@@ -14,6 +27,7 @@ __all__ = [
     "Record",
     "Records",
     "Session",
+    "Similar",
     "Told",
     "Tuned",
     "Verdict",

@@ -18,19 +18,20 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain, groupby
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ....ir.target import Target
 from ...decisions import DecisionOverrides
 from ...error import DatabaseWarning, ScheduleError
 from ...schedule.trace import Trace
 from .decisions import GraphDecisions, accepted, has_table, of_graph, write
-from .queries import ALL, BY_CODE, KNOWN, OF_WORKLOAD, WRITE, best_rows, record_of, serves
+from .queries import ALL, BY_CODE, KNOWN, OF_WORKLOAD, WRITE, best_rows, record_of, serves, similar_rows
 from .rows import (
     NO_PART,
     Part,
     Record,
     Session,
+    Similar,
     Told,
     Tuned,
     Verdict,
@@ -43,41 +44,10 @@ from .rows import (
 )
 from .schema import SCHEMA, prepare, session_number, target_number, version_of, workload_number
 from .sharing import Imported, exported, exported_rows, import_lines
+from .shipped import Shipped
 from .verify import Verified, remove, verify
 
 BUSY_SECONDS = 10.0
-
-
-class Records(Protocol):
-    """What a search needs of a database."""
-
-    def lookup(self, workload: str, target: Target) -> Record | None:
-        """The fastest schedule known, or None."""
-        ...
-
-    def by_code(self, workload: str, target: Target) -> dict[str, Record]:
-        """What is known of machine code on this part, whatever our sources were, by its hash."""
-        ...
-
-    def record(
-        self,
-        workload: str | Workload,
-        target: Target,
-        trace: Trace,
-        seconds: float | None = None,
-        error: str = "",
-        *,
-        ratio: float | None = None,
-        count: int = 1,
-        sigma: float | None = None,
-        verdict: Verdict | None = None,
-        code_hash: str = "",
-        against: str = "",
-        session: Session | None = None,
-        key: str = "",
-    ) -> None:
-        """Keep one measurement, on disk before this returns."""
-        ...
 
 
 class Database:
@@ -97,7 +67,7 @@ class Database:
         predicted: bool = False,
         part: Callable[[Target], Part] | None = None,
         facts: tuple[tuple[str, str], ...] = (),
-        shipped: Callable[[str, str, str], Record | None] | None = None,
+        shipped: Shipped | None = None,
     ) -> None:
         self.path = Path(path)
         self.predicted = predicted
@@ -149,6 +119,17 @@ class Database:
         records = filter(None, map(self._record, rows))
         return {record.code_hash: record for record in records}
 
+    def similar(self, workload: Workload) -> list[Similar]:
+        """What was faster than the default, of any workload on any target, as far as its draft is known: of each the
+        two best. What comes with the package is among them."""
+        rows: list[Any] = []
+        with self._access() as connection:
+            if connection is not None:
+                rows = similar_rows(connection, workload, predicted=self.predicted)
+        if self._shipped is not None:
+            rows += self._shipped.similar(workload)
+        return [found for row in rows if (found := Similar.of(row)) is not None]
+
     def record(
         self,
         workload: str | Workload,
@@ -165,6 +146,7 @@ class Database:
         against: str = "",
         session: Session | None = None,
         key: str = "",
+        draft: str = "",
     ) -> None:
         """Keep one measurement, on disk before this returns; a second one of a schedule in a session replaces the
         first.
@@ -172,8 +154,8 @@ class Database:
         ``seconds`` (median of ``count`` samples) is None for a schedule that failed, for which ``error`` says why.
         ``ratio`` is its time over the default's in the same race, ``sigma`` the ratio's relative noise, ``code_hash``
         and ``against`` the hashes of its machine code and of the default's. ``session`` is this process unless another
-        measured, and ``key`` names the machine then, as ``key_of`` does there. Raises ValueError for what is no
-        measurement.
+        measured, and ``key`` names the machine then, as ``key_of`` does there. ``draft`` is the JSON of the draft that
+        the trace was made of. Raises ValueError for what is no measurement.
         """
         verdict = (Verdict.FAILED if seconds is None else Verdict.TIMED) if verdict is None else verdict
         for value, what in ((seconds, "measured time"), (ratio, "ratio"), (sigma, "noise")):
@@ -192,7 +174,7 @@ class Database:
                     numbers = self._row_numbers(connection, workload, (key, target_key(target), facts), session)
                     row = (
                         *numbers, self.predicted, trace_hash(text), text, seconds, ratio, count, sigma,
-                        verdict.value, error[:1000], code_hash, against, now(),
+                        verdict.value, error[:1000], code_hash, against, now(), draft,
                     )  # fmt: skip
                     connection.execute(WRITE, row)
 
@@ -378,7 +360,7 @@ class Database:
         session = self.session if session is None else session
         told = plain_json(dict(session.facts))
         return (
-            workload_number(connection, workload.key, workload.text, own=True),
+            workload_number(connection, workload, own=True),
             target_number(connection, *target),
             session_number(connection, session.id, session.versions, session.date, told, session.provenance.value),
         )

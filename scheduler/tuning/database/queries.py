@@ -6,7 +6,7 @@ import math
 import sqlite3
 from typing import Any
 
-from .rows import Provenance, Record, Verdict, checked_trace
+from .rows import Provenance, Record, Verdict, Workload, checked_trace
 
 # What a schedule has to gain before it counts, where nobody has confirmed it: 1 %, and twice its noise.
 _GAIN = 0.01
@@ -49,10 +49,24 @@ OF_WORKLOAD = f"""
 SELECT w.key, w.text, t.key, m.predicted, {_COLUMNS} {_FROM} WHERE substr(w.key, 1, length(?)) = ?
 ORDER BY w.key, t.key, m.predicted, m.seconds IS NULL, IFNULL(m.ratio, 1), m.seconds, m.id
 """
+# The two best of each workload on each target, the same workload first, then those that differ in sizes alone.
+_SIMILAR = f"""
+WITH found AS (
+    SELECT w.key AS key, w.sketch AS sketch, w.features AS features, t.key AS target, IFNULL(m.ratio, 1) AS ratio,
+        m.draft AS draft, ROW_NUMBER() OVER (PARTITION BY m.workload, m.target ORDER BY verdict <> 'accepted', m.ratio)
+        AS place
+    {_FROM} WHERE m.predicted = :predicted AND m.draft <> '' AND m.ratio < 1 AND {_TIMED}
+)
+SELECT key, sketch, features, target, ratio, draft FROM found WHERE place <= 2
+ORDER BY key <> :key, sketch = '' OR sketch <> :sketch, ratio LIMIT {{most}}
+"""
+# Schedules of others that are looked at.
+MOST_SIMILAR = 1000
+SIMILAR = _SIMILAR.format(most=MOST_SIMILAR)
 WRITE = """
 INSERT INTO measurements (workload, target, session, predicted, trace_hash, trace, seconds, ratio, count, sigma,
-    verdict, error, code_hash, against, date)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    verdict, error, code_hash, against, date, draft)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (workload, target, predicted, trace_hash, session) DO UPDATE SET
     seconds = excluded.seconds, ratio = excluded.ratio, count = excluded.count, sigma = excluded.sigma,
     verdict = excluded.verdict, error = excluded.error, code_hash = excluded.code_hash, against = excluded.against,
@@ -66,6 +80,12 @@ def best_rows(
     """Rows of the best schedules of a workload, on the target of a key or on one of its ``base``, for ``record_of``."""
     asked = {"predicted": predicted, "workload": workload, "target": key, "base": base, "versions": versions}
     return [row[2:] for row in connection.execute(BEST, asked).fetchall()]
+
+
+def similar_rows(connection: sqlite3.Connection, workload: Workload, *, predicted: bool = False) -> list[Any]:
+    """Rows of what was faster than the default, for ``Similar.of``."""
+    asked = {"predicted": predicted, "key": workload.key, "sketch": workload.sketch}
+    return connection.execute(SIMILAR, asked).fetchall()
 
 
 def record_of(row: Any) -> Record:

@@ -15,7 +15,7 @@ from typing import Any
 from ....ir.nest.loops import LoopNest
 from ....ir.target import Target
 from ....ir.text.printer import show
-from ....ir.text.structure import structural_key
+from ....ir.text.structure import sizeless_key, structural_key
 from ...error import ScheduleError
 from ...schedule.trace import Trace
 
@@ -57,14 +57,20 @@ class Provenance(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """An unscheduled nest: its structural key, and its text, without which it can be used but not verified."""
+    """An unscheduled nest: its structural key, and its text, without which it can be used but not verified.
+
+    ``sketch`` is the same for nests that differ in sizes alone, ``features`` what a model knows of it: by both others
+    find what is similar.
+    """
 
     key: str
     text: str = ""
+    sketch: str = ""
+    features: tuple[float, ...] = ()
 
     @staticmethod
-    def of(nest: LoopNest) -> Workload:
-        return Workload(structural_key(nest), show(nest))
+    def of(nest: LoopNest, features: tuple[float, ...] = ()) -> Workload:
+        return Workload(structural_key(nest), show(nest), sizeless_key(nest), features)
 
 
 def no_rates() -> Mapping[str, float]:
@@ -132,6 +138,28 @@ class Record:
     def speedup(self) -> float | None:
         """The default's time over its own."""
         return 1.0 / self.ratio if self.ratio else None
+
+
+@dataclass(frozen=True, slots=True)
+class Similar:
+    """A schedule of some workload that was faster than its default: ``draft`` is what it was made of, as data, which
+    serves nests of other sizes too. ``ratio`` is its time over the default's."""
+
+    workload: Workload
+    target: str
+    ratio: float
+    draft: Mapping[str, Any]
+
+    @staticmethod
+    def of(row: Any) -> Similar | None:
+        """A row of a search; None where it is damaged."""
+        key, sketch, features, target, ratio, draft = row
+        try:
+            numbers = tuple(map(float, json.loads(features or "[]")))
+            made = json.loads(draft)
+            return Similar(Workload(key, "", sketch, numbers), target, float(ratio), made)
+        except (ValueError, TypeError, RecursionError):
+            return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,16 @@ import sqlite3
 import uuid
 
 from .decisions import TABLE, has_table
-from .rows import Provenance, Verdict, plain_json, trace_hash
+from .rows import Provenance, Verdict, Workload, plain_json, trace_hash
 
-SCHEMA = 2
+SCHEMA = 3
 _TABLES = (
     """CREATE TABLE workloads (
     id INTEGER PRIMARY KEY,
     key TEXT NOT NULL UNIQUE,
-    text TEXT NOT NULL DEFAULT ''
+    text TEXT NOT NULL DEFAULT '',
+    sketch TEXT NOT NULL DEFAULT '',
+    features TEXT NOT NULL DEFAULT ''
 )""",
     """CREATE TABLE targets (
     id INTEGER PRIMARY KEY,
@@ -46,9 +48,12 @@ _TABLES = (
     code_hash TEXT NOT NULL DEFAULT '',
     against TEXT NOT NULL DEFAULT '',
     date TEXT NOT NULL,
+    draft TEXT NOT NULL DEFAULT '',
     UNIQUE (workload, target, predicted, trace_hash, session)
 )""",
 )
+# What the second form has not: what seeds of other workloads go by.
+_THIRD = (("workloads", "sketch"), ("workloads", "features"), ("measurements", "draft"))
 # The first form: a table of times, and one of predictions, which the file of an older version has not.
 _FIRST = {"measurements": 0, "predictions": 1}
 
@@ -78,7 +83,12 @@ def prepare(connection: sqlite3.Connection) -> None:
         return
     connection.execute("BEGIN IMMEDIATE")
     try:
-        if version_of(connection) != SCHEMA:  # else another process was here first
+        found = version_of(connection)
+        if found == 2:
+            for table, column in _THIRD:
+                connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} TEXT NOT NULL DEFAULT ''")
+            connection.execute(f"PRAGMA user_version = {SCHEMA}")
+        elif found != SCHEMA:  # else another process was here first
             old = _first_tables(connection)
             for table in old:
                 connection.execute(f"ALTER TABLE {table} RENAME TO first_{table}")
@@ -110,7 +120,7 @@ def _migrate(connection: sqlite3.Connection, table: str, predicted: int) -> None
         if (kind, text) not in known:
             match kind:
                 case "workloads":
-                    known[kind, text] = workload_number(connection, text, "")
+                    known[kind, text] = workload_number(connection, Workload(text))
                 case "targets":
                     known[kind, text] = target_number(connection, text, text, "{}")
                 case _:
@@ -134,15 +144,20 @@ def _migrate(connection: sqlite3.Connection, table: str, predicted: int) -> None
 # --- numbers of rows ------------------------------------------------------------------------------------------------
 
 
-def workload_number(connection: sqlite3.Connection, key: str, text: str, *, own: bool = False) -> int:
+def workload_number(connection: sqlite3.Connection, workload: Workload, *, own: bool = False) -> int:
     """The number of a workload; our ``own`` text of it goes over what others said."""
+    features = plain_json(list(workload.features)) if workload.features else ""
     connection.execute(
-        "INSERT INTO workloads (key, text) VALUES (?, ?)"
+        "INSERT INTO workloads (key, text, sketch, features) VALUES (?, ?, ?, ?)"
         " ON CONFLICT (key) DO UPDATE SET text = excluded.text"
         " WHERE excluded.text <> '' AND text <> excluded.text AND (text = '' OR ?)",
-        (key, text, own),
+        (workload.key, workload.text, workload.sketch, features, own),
     )
-    return _number(connection, "workloads", "key", key)
+    for column, value in (("sketch", workload.sketch), ("features", features)):
+        if value:
+            known = f"UPDATE workloads SET {column} = ? WHERE key = ? AND {column} <> ? AND ({column} = '' OR ?)"
+            connection.execute(known, (value, workload.key, value, own))
+    return _number(connection, "workloads", "key", workload.key)
 
 
 def target_number(connection: sqlite3.Connection, key: str, base: str, facts: str) -> int:

@@ -15,11 +15,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from .rows import MAX_TRACE, Provenance, Verdict, plain_json, trace_hash
+from .rows import MAX_TRACE, Provenance, Verdict, Workload, plain_json, trace_hash
 from .schema import SCHEMA, session_number, target_number, workload_number
 
 # Characters of a line; a nest's text is the longest thing in one.
 MAX_LINE = 1 << 22
+# Characters of a draft; features of a workload.
+MAX_DRAFT, MAX_FEATURES = 1 << 14, 1000
 # Faults that are named; the rest is counted.
 MAX_NAMED = 20
 _CHUNK = 2000
@@ -27,20 +29,21 @@ _HEX = re.compile(r"[0-9a-zA-Z_.:-]{1,200}")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\d(\.\d+)?([+-]\d\d:\d\d|Z)?)?")
 _PATH = re.compile(r"(?<![\w/])~?(?:/[\w.@+-]+)+/(?=[\w.@+-])|\b[A-Za-z]:\\(?:[^\\\s]+\\)*")
 _EXPORTED = """
-SELECT w.key, w.text, t.key, t.base, t.facts, s.name, s.versions, s.date, s.facts,
-    m.predicted, m.trace, m.seconds, m.ratio, m.count, m.sigma, m.verdict, m.error, m.code_hash, m.against, m.date, m.id
+SELECT w.key, w.text, w.sketch, w.features, t.key, t.base, t.facts, s.name, s.versions, s.date, s.facts,
+    m.predicted, m.trace, m.seconds, m.ratio, m.count, m.sigma, m.verdict, m.error, m.code_hash, m.against, m.date,
+    m.draft, m.id
 FROM measurements m JOIN workloads w ON w.id = m.workload JOIN targets t ON t.id = m.target
 JOIN sessions s ON s.id = m.session
 WHERE m.id > :after AND (:target IS NULL OR t.key = :target) AND m.date >= :since ORDER BY m.id LIMIT 1000
 """
 _IMPORT = """
 INSERT INTO measurements (workload, target, session, predicted, trace_hash, trace, seconds, ratio, count, sigma,
-    verdict, error, code_hash, against, date)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    verdict, error, code_hash, against, date, draft)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (workload, target, predicted, trace_hash, session) DO UPDATE SET
     seconds = excluded.seconds, ratio = excluded.ratio, count = excluded.count, sigma = excluded.sigma,
     verdict = excluded.verdict, error = excluded.error, code_hash = excluded.code_hash, against = excluded.against,
-    date = excluded.date WHERE excluded.date > date
+    date = excluded.date, draft = excluded.draft WHERE excluded.date > date
 """
 
 
@@ -78,9 +81,9 @@ def exported(rows: Iterable[tuple[Any, ...]]) -> Iterator[str]:
     yield plain_json({"schema": SCHEMA})
     told: set[tuple[str, str]] = set()
     for row in rows:
-        workload, text, machine, base, machine_facts, session, versions, day, facts, *rest = row
+        workload, text, sketch, features, machine, base, machine_facts, session, versions, day, facts, *rest = row
         defined = (
-            (("workload", workload), {"text": text}),
+            (("workload", workload), _told_workload(text, sketch, features)),
             (("target", machine), {"base": base, "facts": json.loads(machine_facts)}),
             (("session", session), {"versions": versions, "date": day, "facts": json.loads(facts)}),
         )
@@ -88,13 +91,22 @@ def exported(rows: Iterable[tuple[Any, ...]]) -> Iterator[str]:
             if (kind, key) not in told:
                 told.add((kind, key))
                 yield plain_json({kind: key, **more})
-        predicted, trace, seconds, ratio, count, sigma, verdict, error, code, against, date, _ = rest
+        predicted, trace, seconds, ratio, count, sigma, verdict, error, code, against, date, draft, _ = rest
         measured = {
             "of": [workload, machine, session], "trace": trace, "seconds": seconds, "ratio": ratio, "count": count,
             "sigma": sigma, "verdict": verdict, "error": _PATH.sub("", error), "code": code, "against": against,
-            "date": date, "predicted": bool(predicted),
+            "date": date, "predicted": bool(predicted), "draft": draft,
         }  # fmt: skip
         yield plain_json({k: v for k, v in measured.items() if v not in (None, "", False)})
+
+
+def _told_workload(text: str, sketch: str, features: str) -> dict[str, Any]:
+    told: dict[str, Any] = {"text": text}
+    if sketch:
+        told["sketch"] = sketch
+    if features:
+        told["features"] = json.loads(features)
+    return told
 
 
 def import_lines(
@@ -147,7 +159,8 @@ def _define(connection: sqlite3.Connection, data: dict[str, Any], numbers: dict[
             if schema > SCHEMA:
                 raise _NewerLinesError(f"a newer torch-mlc wrote it: its schema is {schema}; {SCHEMA} is read here")
         case {"workload": str() as key, "text": str() as text}:
-            numbers["workload", _name(key)] = workload_number(connection, key, text)
+            workload = Workload(key, text, _sketch(data.get("sketch", "")), _numbers(data.get("features", [])))
+            numbers["workload", _name(key)] = workload_number(connection, workload)
         case {"target": str() as key, "base": str() as base, "facts": dict() as facts}:
             numbers["target", _name(key)] = target_number(connection, key, _name(base), _facts(facts))
         case {"session": str() as key, "versions": str() as versions, "date": str() as date, "facts": dict() as facts}:
@@ -177,12 +190,13 @@ def _measurement(data: dict[str, Any], numbers: dict[tuple[str, str], int]) -> t
             raise LineError(f"{str(value)[:40]} is no measurement")
     if verdict.has_time != (seconds is not None) or type(count) is not int or not 0 < count < 1 << 31:
         raise LineError("its verdict, time and count do not fit each other")
-    texts = given("error", ""), given("code", ""), given("against", "")
+    texts = given("error", ""), given("code", ""), given("against", ""), given("draft", "")
     if not all(isinstance(t, str) for t in texts) or type(given("predicted", False)) is not bool:
         raise LineError("its words are none")
     return (
         *row, given("predicted", False), trace_hash(trace), trace, seconds, ratio, count, sigma, verdict.value,
         texts[0][:1000], texts[1][:200], texts[2][:200], _date(given("date")),
+        texts[3] if len(texts[3]) <= MAX_DRAFT else "",
     )  # fmt: skip
 
 
@@ -193,6 +207,18 @@ def _name(text: str) -> str:
     if not _HEX.fullmatch(text):
         raise LineError(f"{text[:40]!r} is no name")
     return text
+
+
+def _sketch(text: Any) -> str:
+    return _name(text) if isinstance(text, str) and text else ""
+
+
+def _numbers(values: Any) -> tuple[float, ...]:
+    if not isinstance(values, list) or len(values) > MAX_FEATURES:
+        raise LineError("its features are none")
+    if not all(type(v) in (int, float) and math.isfinite(v) for v in values):
+        raise LineError("its features are no numbers")
+    return tuple(map(float, values))
 
 
 def _date(text: Any) -> str:

@@ -12,7 +12,8 @@ from ....ir.nest.loops import LoopNest
 from ....ir.text.parser import parse
 from ....ir.text.structure import structural_key
 from ...error import ScheduleError
-from ...schedule.schedule import Schedule, replay
+from ...schedule.carry import applied
+from ...schedule.schedule import Schedule
 from ...schedule.trace import Trace
 from .rows import POWER, checked_trace
 
@@ -50,9 +51,10 @@ class Verified:
 
 
 def replayed(trace: Trace, nest: LoopNest) -> Schedule:
-    """A schedule of unknown origin, applied. Raises ScheduleError, whatever its arguments are."""
+    """A schedule of unknown origin, applied: it has names of position, as tuning records it, or the nest's own. Raises
+    ScheduleError, whatever its arguments are."""
     try:
-        return replay(trace, nest)
+        return applied(trace, nest)
     except ScheduleError:
         raise
     except (MlcError, *_FOREIGN) as error:

@@ -25,7 +25,8 @@ from torch_mlc.runtime.tuning.measuring import WorkerMeasurer
 from torch_mlc.scheduler.rules import default_schedule, design_space
 from torch_mlc.scheduler.schedule.schedule import Schedule
 from torch_mlc.scheduler.tuning.database import Database
-from torch_mlc.scheduler.tuning.tune import Entered, tune
+from torch_mlc.scheduler.tuning.measurer import Entered
+from torch_mlc.scheduler.tuning.tune import tune
 
 pytest.importorskip("triton")
 NAME = "cuda:sm_90"

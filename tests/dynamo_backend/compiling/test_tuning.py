@@ -12,7 +12,7 @@ import torch
 import torch_mlc
 from tests import warm_processes
 from torch_mlc.dynamo_backend.caches.surroundings import surroundings
-from torch_mlc.dynamo_backend.compiling.tuning import DATABASE, Budget, Choice, ChosenBy, Tuning, tuning_of
+from torch_mlc.dynamo_backend.compiling.tuning import DATABASE, Choice, ChosenBy, Tuning, tuning_of
 from torch_mlc.ir.nest.loops import LoopNest
 from torch_mlc.ir.text.parser import parse
 from torch_mlc.ir.text.structure import structural_key
@@ -26,8 +26,8 @@ from torch_mlc.scheduler.schedule.trace import Trace
 from torch_mlc.scheduler.tuning.database import Database, Record
 from torch_mlc.scheduler.tuning.features import draft_features, nest_features
 from torch_mlc.scheduler.tuning.race import Estimate
+from torch_mlc.scheduler.tuning.search import SearchResult
 from torch_mlc.scheduler.tuning.space import Space
-from torch_mlc.scheduler.tuning.tune import SearchResult
 
 ROWS = parse("""
 @nest(outputs=["out0"])
@@ -92,16 +92,6 @@ def test_deterministic_algorithms_keep_the_order_of_sums(tmp_path: Path) -> None
     assert found.nest == default_schedule(ROWS, cpu_target()).nest
 
 
-def test_the_budget_is_shared_by_cost_and_what_is_left_goes_on() -> None:
-    budget = Budget(10.0, {"a": 3.0, "b": 1.0, "c": 1.0})
-    assert budget.share("a") == pytest.approx(6.0)
-    budget.spend("a", 2.0)
-    assert budget.share("b") == budget.share("c") == pytest.approx(4.0)
-    budget.spend("b", 100.0)
-    assert budget.share("c") == 0.0
-    assert budget.share("unknown") == 0.0
-
-
 def test_no_database_is_made_to_find_nothing_in_it(tmp_path: Path) -> None:
     options = Options(cache_dir=tmp_path)
     assert tuning_of(options, PhaseTimer(), {}, True).database is None
@@ -140,13 +130,13 @@ class Favourite:
 def differing() -> dict[str, Favourite]:
     """Models to which some draft is ahead of the default: by a feature of drafts, and by one of nests among those that
     are first by that."""
-    space, target = Space(WIDE, cpu_target()), cpu_target()
+    space = Space(WIDE, cpu_target())
     drafts = [space.default(), *space.listed(100)]
     of_drafts = draft_features(space, drafts)
     feature = next(k for k in range(of_drafts.shape[1]) if of_drafts[1:, k].max() > of_drafts[0, k])
     first = [drafts[k] for k in np.argsort(-of_drafts[:, feature], kind="stable")]
     nests = [s for d in (drafts[0], *first[:4]) if (s := space.replayed(d)) is not None]
-    of_nests = np.stack([nest_features(s, target) for s in nests])
+    of_nests = np.stack([nest_features(space, s) for s in nests])
     other = next(k for k in range(of_nests.shape[1]) if of_nests[1:, k].max() > of_nests[0, k])
     return {"draft": Favourite(feature), "nest": Favourite(other)}
 
@@ -277,7 +267,7 @@ def test_ranks_of_a_job_run_the_same_schedules(tmp_path: Path, monkeypatch: pyte
         before = counters["kernels_tuned"]
         ranks = Ranks(store, rank, 2, wait=0.05)
         monkeypatch.setattr(Ranks, "of_job", lambda wait, ranks=ranks: ranks)
-        options = {"tune": 1, "tune_budget": 0.5, "cache": False, "cache_dir": str(tmp_path / str(rank))}
+        options = {"tune": 1, "tune_budget": 3, "cache": False, "cache_dir": str(tmp_path / str(rank))}
         report = torch_mlc.explain(fn, x, y, options=options)
         kernels = [k for g in report.graphs for k in g.kernels]
         found.append([(k.name, k.schedule) for k in kernels])

@@ -123,6 +123,11 @@ def test_of_a_gathered_table_the_rows_named_count() -> None:
     assert "moves 2.5 KiB in kernels and 0 B in library calls, 1.00 times the 2.5 KiB" in str(graph)
 
 
+def test_one_of_a_kind_is_told_as_one() -> None:
+    graph = explained(lambda x: torch.softmax(x, -1), torch.randn(3, 50))
+    assert "cpu: 1 kernel launch (1 kernel), 0 library calls, " in str(graph)
+
+
 def test_library_calls_move_their_operands_and_results() -> None:
     a, b, c = torch.randn(32, 48), torch.randn(16, 48), torch.randn(16, 16)
     graph = explained(lambda a, b, c: a @ b.t() @ c, a, b, c)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import math
+import random
+import time
 from dataclasses import replace
 from typing import cast
 
@@ -18,8 +20,8 @@ from torch_mlc.runtime.tuning.measure import MeasureError, ProcessorClock, make_
 from torch_mlc.runtime.tuning.measuring import WorkerMeasurer, measurer_for
 from torch_mlc.runtime.tuning.progress import Totals, TuneProgress, story
 from torch_mlc.scheduler.schedule.trace import Trace
-from torch_mlc.scheduler.tuning.race import Estimate
-from torch_mlc.scheduler.tuning.tune import Progress, SearchResult
+from torch_mlc.scheduler.tuning.race import TOGETHER, Estimate
+from torch_mlc.scheduler.tuning.search import Progress, SearchResult
 
 
 def nest_of(text: str) -> LoopNest:
@@ -92,6 +94,38 @@ def test_rounds_that_take_long_are_fewer() -> None:
 
     found = ProcessorClock(lambda: now).samples({0: run, 1: run}, 100, 0)
     assert found == {0: [1.0], 1: [1.0]}
+
+
+def test_operands_move_between_rounds_and_keep_their_elements() -> None:
+    """By whole cache lines, each by itself, also where a tensor has gaps."""
+    turned = replace(DOUBLE.params[0], strides=(DOUBLE.params[0].strides[0] * 3,))
+    arguments = make_arguments(replace(DOUBLE, params=(turned, DOUBLE.params[1])), "cpu")
+    passed, content = arguments.passed, [t.clone() for t in arguments.tensors]
+    rng, places = random.Random(0), list[tuple[int, ...]]()
+    for _ in range(20):
+        arguments.move(rng)
+        places.append(tuple(t.data_ptr() for t in arguments.tensors))
+        assert passed is arguments.passed and passed == [*places[-1], 1000]
+        assert all(torch.equal(a, b) for a, b in zip(arguments.tensors, content, strict=True))
+        assert all(
+            t.stride() == c.stride() or c.stride() == (1,) for t, c in zip(arguments.tensors, content, strict=True)
+        )
+    assert len(set(places)) > 15 and len({a - b for a, b in places}) > 15
+    assert {p % 64 for place in places for p in place} == {arguments.storages[0].data_ptr() % 64}
+
+
+def test_a_race_moves_operands_as_often_as_rounds_count_by_themselves() -> None:
+    moves: list[int] = []
+    runs = {0: lambda: None, 1: lambda: None}
+    found = ProcessorClock().samples(runs, 9, 0, lambda: moves.append(len(moves)))
+    assert len(moves) == 9 // TOGETHER and all(len(s) == 9 for s in found.values())
+
+
+def test_what_stops_a_thread_is_not_timed() -> None:
+    """A call that waits takes no time of its thread; the clock of teams counts it."""
+    waits = {0: lambda: time.sleep(0.01)}
+    of_one, of_teams = (ProcessorClock.of_threads(n).samples(waits, 3, 0)[0] for n in (1, 2))
+    assert max(of_one) < 0.005 < min(of_teams)
 
 
 def test_arguments_of_an_update_in_place_have_content() -> None:

@@ -34,7 +34,8 @@ from torch_mlc.runtime.tuning.worker_race import MeasuringProcess
 from torch_mlc.scheduler.rules import default_schedule
 from torch_mlc.scheduler.schedule.schedule import Schedule
 from torch_mlc.scheduler.tuning.database import Database, Verdict
-from torch_mlc.scheduler.tuning.tune import Entered, Failure, Measurement, MeasuringError, tune
+from torch_mlc.scheduler.tuning.measurer import Entered, Failure, Measurement, MeasuringError
+from torch_mlc.scheduler.tuning.tune import tune
 
 pytestmark = pytest.mark.skipif(
     not worker_command(Path()), reason="no interpreter that can be run as a program of its own"

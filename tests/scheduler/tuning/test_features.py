@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from torch_mlc.scheduler.schedule.schedule import Schedule
 from torch_mlc.scheduler.tuning import features
 from torch_mlc.scheduler.tuning.edits import TraceEdit
 from torch_mlc.scheduler.tuning.features import DRAFT_FEATURES, NEST_FEATURES, draft_features, nest_features
+from torch_mlc.scheduler.tuning.loop_features import LOOP_FEATURES
 from torch_mlc.scheduler.tuning.space import Draft, Space
 
 from .typical_nests import NAMES, TEXTS, lower, nest
@@ -25,7 +27,7 @@ from .typical_nests import NAMES, TEXTS, lower, nest
 AVX2 = Target("cpu", "znver3", 8)
 GPU = gpu_target("cuda:sm_90")
 # What the features are called, by their version: other names, or another order, are another version.
-NAMED = {1: "9dd4f169f8ecb33a", 2: "9dd4f169f8ecb33a"}
+NAMED = {1: "9dd4f169f8ecb33a", 2: "9dd4f169f8ecb33a", 3: "114ece15674ab072"}
 
 
 def drafts_of(space: Space, count: int = 40) -> list[Draft]:
@@ -60,7 +62,7 @@ def test_they_are_numbers(name: str, target: Target) -> None:
     for draft in drafts:
         schedule = space.replayed(draft)
         if schedule is not None:
-            row = nest_features(schedule, target)
+            row = nest_features(space, schedule)
             assert row.shape == (len(NEST_FEATURES),) and row.dtype == np.float32
             assert np.isfinite(row).all() and np.abs(row).max() < 1e3
 
@@ -90,7 +92,7 @@ h.update(draft_features(space, drafts).tobytes())
 for d in drafts:
     s = space.replayed(d)
     if s is not None:
-        h.update(nest_features(s, space.target).tobytes())
+        h.update(nest_features(space, s).tobytes())
 print(h.hexdigest())
 """
 
@@ -141,7 +143,7 @@ def test_symbolic_sizes_count_as_their_typical_values() -> None:
     for draft in drafts[:10]:
         one, other = static.replayed(draft), symbolic.replayed(draft)
         assert one is not None and other is not None
-        x, y = nest_features(one, AVX2), nest_features(other, AVX2)
+        x, y = nest_features(static, one), nest_features(symbolic, other)
         assert {n for n, p, q in zip(NEST_FEATURES, x, y, strict=True) if abs(p - q) > 0.5} <= told
 
 
@@ -149,7 +151,7 @@ def test_what_a_scheduled_nest_tells() -> None:
     space = Space(nest("transpose"), AVX2)
     schedule = space.replayed(space.default())
     assert schedule is not None
-    row = nest_features(schedule, AVX2)
+    row = nest_features(space, schedule)
     assert value(row, "buffer.0.bytes") == value(row, "buffer.1.bytes") == pytest.approx(np.log2(1 + 4 * 60 * 53))
     assert value(row, "work.monoid.sum") == 0 and value(row, "work.reductions") == 0
     assert value(row, "loops.parallel") == 1
@@ -157,10 +159,42 @@ def test_what_a_scheduled_nest_tells() -> None:
     assert value(row, "loops.waste") == pytest.approx(np.log2(1 + 64 * 64 / (53 * 60)), abs=0.02)
 
 
+def test_what_differs_from_the_default_is_told_beside_it() -> None:
+    """Of the default nothing; of another what its loops are, less what the default's are. Nothing else is compared."""
+    space = Space(nest("row sum"), AVX2)
+    default = space.replayed(space.default())
+    edited = (replace(space.default(), edits=(e,)) for s in space.sites(space.default()) for e in s.edits())
+    assert default is not None
+    other = next(s for d in edited if (s := space.replayed(d)) is not None and s.nest != default.nest)
+    for schedule in (default, other):
+        row = nest_features(Space(nest("row sum"), AVX2), schedule)
+        ours, theirs = (dict(zip(NEST_FEATURES, r, strict=True)) for r in (row, nest_features(space, default)))
+        beside = {n.removeprefix("beside."): v for n, v in ours.items() if n.startswith("beside.")}
+        assert beside == {n: pytest.approx(ours[n] - theirs[n], abs=1e-5) for n in LOOP_FEATURES}
+        assert any(beside.values()) is (schedule is other)
+    rows = draft_features(space, space.first())
+    assert not rows[0, [k for k, n in enumerate(DRAFT_FEATURES) if n.startswith("beside.")]].any()
+
+
+def test_what_a_body_is() -> None:
+    """A row of 530 elements in registers of 8 lanes, and then in two of them: half as many trips, twice the body."""
+    found = []
+    for lanes in (8, 16):
+        rows = nest("row sum")
+        schedule = Schedule(rows)
+        schedule.vectorize(schedule.split("b0_r0", [None, lanes])[1])
+        row = nest_features(Space(rows, AVX2), schedule)
+        found.append([2 ** value(row, f"loops.{n}") - 1 for n in ("trips", "body")] + [value(row, "loops.masked")])
+    trips, body = (b / a for a, b in zip(found[0][:2], found[1][:2], strict=True))
+    assert trips == pytest.approx(34 / 67, rel=0.01) and body == pytest.approx(2.0, rel=0.01)
+    assert found[0][2] == 1.0  # 530 is no multiple of 8
+
+
 def test_a_row_that_stays_in_the_cache_is_told_from_one_that_does_not() -> None:
     found = []
     for elements in ("530", "5300000"):
-        schedule = Schedule(lower(TEXTS["row sum"].replace("530", elements)))
+        rows = lower(TEXTS["row sum"].replace("530", elements))
+        schedule = Schedule(rows)
         schedule.parallel("b0_i0")
-        found.append(value(nest_features(schedule, AVX2), "footprint.0.l2"))
+        found.append(value(nest_features(Space(rows, AVX2), schedule), "footprint.0.l2"))
     assert found[0] < 0 < found[1]

@@ -18,7 +18,7 @@ from torch_mlc.scheduler.decisions import (
 )
 from torch_mlc.scheduler.tuning.database import GraphDecisions, Verdict
 from torch_mlc.scheduler.tuning.flips import FlipTrial, PlannedGraph, race_graphs, search_flips
-from torch_mlc.scheduler.tuning.tune import Entered, Failure, MeasuringError
+from torch_mlc.scheduler.tuning.measurer import Entered, Failure, MeasuringError
 
 
 def record(key: str, cost: float = 1000.0, other: float = 1100.0) -> DecisionRecord:

@@ -20,9 +20,11 @@ from torch_mlc.scheduler.schedule.schedule import Schedule
 from torch_mlc.scheduler.schedule.trace import Trace
 from torch_mlc.scheduler.tuning import space as module
 from torch_mlc.scheduler.tuning.database import Database, Verdict
+from torch_mlc.scheduler.tuning.measurer import Entered, Failure, MeasuringError
+from torch_mlc.scheduler.tuning.search import Progress, SearchResult
 from torch_mlc.scheduler.tuning.space import Draft, Space
 from torch_mlc.scheduler.tuning.strategies import Evolution
-from torch_mlc.scheduler.tuning.tune import Entered, Failure, MeasuringError, Progress, SearchResult, tune
+from torch_mlc.scheduler.tuning.tune import tune
 
 CPU = Target("cpu", "znver3", 2)
 FACTORS = (8, 2, 4, 13, 16, 32)
@@ -73,6 +75,9 @@ class Listed:
     def propose(self, count: int) -> list[Draft]:
         chosen, self.left = self.left[:count], self.left[count:]
         return chosen
+
+    def suggest(self, drafts: Sequence[Draft]) -> None:
+        pass
 
     def observe(self, draft: Draft, speedup: float | None) -> None:
         params = dict(draft.params)

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import sympy
 import torch
-from tests.scheduler.passes.substitute.exact import OutOfRange, numbers, run_exact
-from tests.scheduler.passes.substitute.instances import INSTANCES, Instance
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import torch_mlc
+from tests.scheduler.passes.substitute.exact import OutOfRange, numbers, run_exact
+from tests.scheduler.passes.substitute.instances import INSTANCES, Instance
 from torch_mlc.ir.expr.value import Call, Expr, Load, is_value, rewrite
 from torch_mlc.ir.graph.facts import names_in
 from torch_mlc.ir.graph.graph import Compute, Graph, IRModule, Library, Node, Ref, View

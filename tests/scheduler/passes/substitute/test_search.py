@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.scheduler.passes.substitute.exact import numbers, run_exact
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import torch_mlc
+from tests.scheduler.passes.substitute.exact import numbers, run_exact
 from torch_mlc.ir.graph.facts import names_in
 from torch_mlc.ir.graph.graph import Compute, Graph, IRModule
 from torch_mlc.ir.text.printer import show
