@@ -48,6 +48,9 @@ class Target:
     onednn: bool = False
     libraries: tuple[str, ...] = ("aten",)
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "libraries", tuple(self.libraries))  # JSON, as which caches keep targets, has lists
+
     @property
     def is_gpu(self) -> bool:
         return self.kind != "cpu"
