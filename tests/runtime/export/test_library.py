@@ -217,6 +217,19 @@ def test_other_weights_with_an_equal_header_are_taken(folder: Folder, tmp_path: 
     np.testing.assert_allclose(y, expected(weights, x, index)[0], rtol=1e-6)
 
 
+def test_a_model_that_is_open_outlives_its_files(tmp_path: Path) -> None:
+    """A folder is written anew while a process uses it; what that has mapped stays as it is."""
+    weights = written(tmp_path)
+    model = ModelLibrary(tmp_path, 2)
+    x, index = arrays(300, 1)
+    before = model.call("forward", x, index)[0]
+    others = written(tmp_path, factor=5.0, name="renamed")
+    np.testing.assert_array_equal(model.call("forward", x, index)[0], before)
+    np.testing.assert_allclose(before, expected(weights, x, index)[0], rtol=1e-6)
+    assert others is not weights and not list(tmp_path.glob(".*"))
+    assert {p.name for p in (tmp_path / "kernels").iterdir()} == {"scale.ll", "take.ll", "count.ll", "copy.ll"}
+
+
 def test_folders_without_a_library_are_refused(tmp_path: Path) -> None:
     with pytest.raises(LibraryError, match=r"cannot open .*model\.so"):
         ModelLibrary(tmp_path)

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,28 +36,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def built(folder: Path, name: str, *rest: str, source: Path = PROGRAM) -> Path:
+def built(folder: Path, name: str, *rest: str, source: Path = PROGRAM, compiler: str = "gcc") -> Path:
     program = folder / name
-    command = [
-        "gcc",
-        "-std=gnu11",
-        "-O1",
-        "-Wall",
-        "-Wextra",
-        "-Werror",
-        f"-I{folder}",
-        str(source),
-        "-o",
-        str(program),
-    ]
-    done = subprocess.run([*command, *rest], capture_output=True, text=True)
+    flags = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{folder}"]
+    done = subprocess.run([compiler, *flags, str(source), "-o", str(program), *rest], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return program
 
 
-def run(command: Sequence[str | Path], **options: object) -> str:
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=300, **options)  # type: ignore[call-overload]
-    assert done.returncode == 0, done.stdout + done.stderr
+def run(command: Sequence[object], *, status: int = 0, **options: Any) -> str:
+    """What a program prints; it has to end with ``status``."""
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=300, **options)
+    assert done.returncode == status, done.stdout + done.stderr
     text: str = done.stdout
     return text
 
