@@ -14,10 +14,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import sympy
 
-from tests.runtime.export.models import ARM, V3, V4, expected, sample, written
+from tests.runtime.export.models import ARM, V3, V4, expected, sample, spec, written
 from torch_mlc.codegen.elf.format import ElfError
+from torch_mlc.codegen.export.library import ExportedFunction, ExportedModel, KernelVariant
 from torch_mlc.codegen.kernel import EmitError, KernelSource
+from torch_mlc.ir.expr.dtypes import DType
 from torch_mlc.ir.target import Target
 from torch_mlc.runtime.export import open as opened
 from torch_mlc.runtime.export.open import LibraryError, ModelLibrary
@@ -313,11 +316,36 @@ def test_a_library_for_aarch64_is_written(tmp_path: Path) -> None:
         assert "AArch64" in text and "TEXTREL" not in text and not re.search("warning|error:", text, re.IGNORECASE)
 
 
+# --- models with little in them ---------------------------------------------------------------------------------------
+
+
+def test_a_function_without_inputs_weights_and_kernels(tmp_path: Path) -> None:
+    """What is left is a host program that writes a number, for two variants that have no kernel."""
+    text = """
+define i32 @run(ptr %inputs, ptr %results, ptr %weights, ptr %sizes, ptr %arena, ptr %status) {
+  %y = load ptr, ptr %results
+  store i64 7, ptr %y
+  ret i32 0
+}
+"""
+    nothing_text = text.replace("  %y = load ptr, ptr %results\n  store i64 7, ptr %y\n", "")
+    seven = ExportedFunction("seven", (), (spec("y", DType.INT64),), {}, {}, (), sympy.Integer(0), "run", text)
+    nothing = ExportedFunction("nothing", (), (), {}, {}, (), sympy.Integer(0), "run", nothing_text)
+    model = ExportedModel("little", (seven, nothing), (), (), V3, (KernelVariant(V4, ()),))
+    write_library(model, {}, tmp_path)
+    found = ModelLibrary(tmp_path)
+    assert [int(a) for a in found.call("seven")] == [7]
+    assert found.shapes("seven") == [((), ())]
+    assert found.call("nothing") == []
+
+
+def test_empty_tensors_have_no_memory(folder: Folder) -> None:
+    """A null pointer is an address like another where there is nothing to read."""
+    (two,) = ModelLibrary(folder[0]).call("twice", np.zeros(0, np.float32))
+    assert two.shape == (0,)
+
+
 # --- models that cannot be libraries ----------------------------------------------------------------------------------
-
-
-def changed(**parts: object) -> object:
-    return replace(sample()[0], **parts)  # type: ignore[arg-type]
 
 
 def test_models_that_cannot_be_libraries_are_refused(tmp_path: Path) -> None:

@@ -62,6 +62,19 @@ def test_a_program_calls_a_library(program: Path, folder: Path) -> None:
     assert run([program, folder], env={}, cwd="/") == SAID
 
 
+@pytest.mark.parametrize("compiler", [["gcc", "-x", "c", "-std=c99"], ["g++", "-x", "c++", "-std=c++11"]])
+def test_the_header_is_plain_c_and_cplusplus(folder: Path, tmp_path: Path, compiler: list[str]) -> None:
+    if shutil.which(compiler[0]) is None:
+        pytest.skip(f"there is no {compiler[0]}")
+    source = tmp_path / "source"
+    source.write_text(
+        '#include "model.h"\n#include "model.h"\nint main(void) { mlc_options o = {sizeof o, 0, 0, 0}; mlc_model *m; '
+        'return sample_open(".", &o, &m); }\n'
+    )
+    flags = ["-Wall", "-Wextra", "-Werror", "-pedantic", "-fsyntax-only", f"-I{folder}"]
+    run([*compiler, *flags, source])
+
+
 def test_a_program_is_built_with_the_object(folder: Path) -> None:
     """``model.o`` goes into a program as any other object does, and nothing of the library is loaded then."""
     program = built(folder, "static", str(folder / "model.o"), "-lpthread", "-lm")
