@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -237,8 +238,22 @@ def test_folders_without_a_library_are_refused(tmp_path: Path) -> None:
     with pytest.raises(LibraryError, match=r"cannot open .*model\.so"):
         ModelLibrary(tmp_path)
     (tmp_path / "model.so").write_bytes(b"nothing")
-    with pytest.raises(LibraryError, match="it has 0 signatures"):
+    with pytest.raises(LibraryError, match="is no library of a model"):
         ModelLibrary(tmp_path)
+
+
+def test_libraries_that_are_damaged_are_refused(folder: Folder, tmp_path: Path) -> None:
+    """Cut short at any place, or with any byte another: the loader never sees it."""
+    data = (folder[0] / "model.so").read_bytes()
+    shutil.copy(folder[0] / "model.safetensors", tmp_path)
+    rng = random.Random(0)
+    for k in range(200):
+        at = rng.randrange(len(data))
+        other = bytes([data[at] ^ rng.randint(1, 255)])
+        (tmp_path / "model.so").write_bytes(data[:at] if k % 2 else data[:at] + other + data[at + 1 :])
+        with pytest.raises(LibraryError, match=r"is damaged|is no library of a model") as caught:
+            ModelLibrary(tmp_path)
+        assert caught.value.kind == "file"
 
 
 # --- processors -------------------------------------------------------------------------------------------------------
