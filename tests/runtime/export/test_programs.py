@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,28 +36,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def built(folder: Path, name: str, *rest: str, source: Path = PROGRAM) -> Path:
+def built(folder: Path, name: str, *rest: str, source: Path = PROGRAM, compiler: str = "gcc") -> Path:
     program = folder / name
-    command = [
-        "gcc",
-        "-std=gnu11",
-        "-O1",
-        "-Wall",
-        "-Wextra",
-        "-Werror",
-        f"-I{folder}",
-        str(source),
-        "-o",
-        str(program),
-    ]
-    done = subprocess.run([*command, *rest], capture_output=True, text=True)
+    flags = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{folder}"]
+    done = subprocess.run([compiler, *flags, str(source), "-o", str(program), *rest], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return program
 
 
-def run(command: Sequence[str | Path], **options: object) -> str:
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=300, **options)  # type: ignore[call-overload]
-    assert done.returncode == 0, done.stdout + done.stderr
+def run(command: Sequence[object], *, status: int = 0, **options: Any) -> str:
+    """What a program prints; it has to end with ``status``."""
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=300, **options)
+    assert done.returncode == status, done.stdout + done.stderr
     text: str = done.stdout
     return text
 
@@ -71,12 +62,32 @@ def test_a_program_calls_a_library(program: Path, folder: Path) -> None:
     assert run([program, folder], env={}, cwd="/") == SAID
 
 
+@pytest.mark.parametrize("compiler", [["gcc", "-x", "c", "-std=c99"], ["g++", "-x", "c++", "-std=c++11"]])
+def test_the_header_is_plain_c_and_cplusplus(folder: Path, tmp_path: Path, compiler: list[str]) -> None:
+    if shutil.which(compiler[0]) is None:
+        pytest.skip(f"there is no {compiler[0]}")
+    source = tmp_path / "source"
+    source.write_text(
+        '#include "model.h"\n#include "model.h"\nint main(void) { mlc_options o = {sizeof o, 0, 0, 0}; mlc_model *m; '
+        'return sample_open(".", &o, &m); }\n'
+    )
+    flags = ["-Wall", "-Wextra", "-Werror", "-pedantic", "-fsyntax-only", f"-I{folder}"]
+    run([*compiler, *flags, source])
+
+
 def test_a_program_is_built_with_the_object(folder: Path) -> None:
     """``model.o`` goes into a program as any other object does, and nothing of the library is loaded then."""
     program = built(folder, "static", str(folder / "model.o"), "-lpthread", "-lm")
     assert run([program, folder], env={}) == SAID
     if shutil.which("readelf"):
         assert "model.so" not in run(["readelf", "-d", program])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_threads_and_forks_at_the_same_time(folder: Path, threads: int) -> None:
+    source = PROGRAM.with_name("stress.c")
+    program = built(folder, f"stress{threads}", str(folder / "model.so"), "-lpthread", source=source)
+    assert run([program, folder, threads, 300]) == "right\n"
 
 
 def test_two_models_in_one_program(tmp_path: Path) -> None:
@@ -139,3 +150,14 @@ def test_a_system_with_nothing_but_the_c_library(program: Path, folder: Path, tm
     assert not [n for n in files if "python" in n or "torch" in n or "gomp" in n], files
     done = subprocess.run([str(_CHROOT), str(root), str(program), "/model"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, SAID), done.stderr
+
+
+def test_the_example_of_the_page(tmp_path: Path) -> None:
+    """The program of docs/export-library.md is built, and prints what the page says."""
+    page = (Path(__file__).parents[3] / "docs" / "export-library.md").read_text()
+    code, said = re.search(r"```c\n(.*?)```\n\s*```text\n(.*?)```", page, re.DOTALL).groups()  # type: ignore[union-attr]
+    written(tmp_path)
+    (tmp_path / "example.c").write_text(code)
+    for kind, rest in (("model.so", ()), ("model.o", ("-lpthread", "-lm"))):
+        example = built(tmp_path, "example", str(tmp_path / kind), *rest, source=tmp_path / "example.c")
+        assert run([example, tmp_path]) == said
