@@ -28,7 +28,10 @@ def description(assembled: Assembled) -> str:
             w.name: {"dtype": w.dtype.value, "shape": w.shape, "strides": w.strides, "state": w.mutable}
             for w in model.weights
         },
-        "target": {"machine": model.machine, "processor": model.target.arch, "features": model.target.features},
+        "machine": model.machine,
+        "targets": [
+            {"processor": t.arch, "features": t.features} for t in (model.target, *(v.target for v in model.variants))
+        ],
         "versions": {"torch-mlc": version("torch-mlc"), "torch": torch.__version__, "llvmlite": llvmlite.__version__},
     }
     return json.dumps(told, indent=1, ensure_ascii=False) + "\n"

@@ -18,9 +18,9 @@ from ...codegen.kernel import KernelSource
 from ...ir.errors import MlcError
 from ...ir.graph.graph import MADE_SIZE, CallTensor, Graph, Input, Library, TensorType, every_node
 from ...ir.graph.slices import NOTHING
+from ...ir.target import Target
 from ...runtime.compile.kernels import kernel_store_of, source_use
 from ...runtime.settings.options import Options
-from ...runtime.targets import target_for
 from ...runtime.timing import PhaseTimer
 from ...scheduler.fusion.fusion import Fusion
 from ..aten_passes.context import AtenContext
@@ -43,19 +43,20 @@ _PLAIN = NOTHING | {MADE_SIZE, "aten::sym_size.int"}
 
 @dataclass(slots=True)
 class KernelPool:
-    """The kernels of a model, each text once, under names that differ."""
+    """The kernels of a model, each once, under names that differ; of each the texts for all ``targets``."""
 
-    sources: dict[str, KernelSource] = field(default_factory=dict)
+    targets: tuple[Target, ...]
+    sources: dict[str, tuple[KernelSource, ...]] = field(default_factory=dict)
     _names: dict[str, str] = field(default_factory=dict)
 
-    def enter(self, source: KernelSource) -> str:
-        """The name under which the pool has a kernel."""
-        plain = _renamed(source.text, source.name, "")
+    def enter(self, sources: Sequence[KernelSource]) -> str:
+        """The name under which the pool has a kernel, of its texts for the targets."""
+        source, plain = sources[0], "\n".join(_renamed(s.text, s.name, "") for s in sources)
         if plain not in self._names:
             name = next(
                 n for k in range(len(self.sources) + 1) if (n := source.name + f"_{k}" * (k > 0)) not in self.sources
             )
-            self.sources[name] = replace(source, name=name, text=_renamed(source.text, source.name, name))
+            self.sources[name] = tuple(replace(s, name=name, text=_renamed(s.text, s.name, name)) for s in sources)
             self._names[plain] = name
         return self._names[plain]
 
@@ -184,22 +185,21 @@ def _kernels(plan: Plan, job: Job, pool: KernelPool) -> dict[str, Any]:
     fusion, options = plan.fusion, job.options
     tuning = tuning_for(fusion, options, job.timer, may_measure=False)
     made_by = KernelPlan(options, job.settings, job.store, job.timer, tuning, job.run, fresh=True)
-    target = target_for("cpu", options.target, options.threads, options.cpu_products, options.libraries)
     lines = {n.function: n.origins for n, _ in every_node(fusion.graph) if isinstance(n, CallTensor)}
     uses, refusals = {}, []
     for function in called(fusion):
         what = fusion.functions.get(function) or fusion.given[function]
         try:
-            source = written(what, target, made_by)
+            sources = [written(what, target, made_by) for target in pool.targets]
         except MlcError as error:
             first = lines[function][0] if lines[function] else None
             ops = ", ".join(dict.fromkeys(o.op for o in lines[function])) or function
             refusals.append(Unsupported(ops, first.source if first is not None else "", str(error)))
             continue
-        names = [s.name for s in what.symbols.symbols]
-        uses[function] = source_use(
-            source, pool.enter(source), tuple(map(names.index, source.symbols)), table=what.table
-        )
+        names, source = [s.name for s in what.symbols.symbols], sources[0]
+        assert all(s.symbols == source.symbols for s in sources), "kernels of all targets take the same"
+        sizes = tuple(map(names.index, source.symbols))
+        uses[function] = source_use(source, pool.enter(sources), sizes, table=what.table)
     refuse(job.name, refusals)
     return uses
 
