@@ -60,7 +60,7 @@ class _Machines(threading.local):
     def __init__(self) -> None:
         self.known: dict[tuple[str, str, int, str], Any] = {}
 
-    def of(self, target: Target, level: int, triple: str) -> Any:
+    def of(self, target: Target, level: int, triple: str = "") -> Any:
         flags = _flags(target)
         key = (target.arch, flags, level, triple)
         if key not in self.known:

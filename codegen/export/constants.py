@@ -19,7 +19,7 @@ class Constants:
             self.texts[content] = name = f"@text{len(self.texts)}"
             data = content.encode()
             shown = "".join(chr(b) if 32 <= b < 127 and b not in b'"\\' else f"\\{b:02X}" for b in data)
-            self.lines.append(f'{name} = internal constant [{len(data) + 1} x i8] c"{shown}\\00"')
+            self.lines.append(f'{name} = private unnamed_addr constant [{len(data) + 1} x i8] c"{shown}\\00"')
         return self.texts[content]
 
     def array(self, name: str, kind: str, items: Sequence[str]) -> str:
@@ -27,7 +27,7 @@ class Constants:
         if not items:
             return "null"
         body = ", ".join(f"{kind} {i}" for i in items)
-        self.lines.append(f"@{name} = internal constant [{len(items)} x {kind}] [{body}]")
+        self.lines.append(f"@{name} = private unnamed_addr constant [{len(items)} x {kind}] [{body}]")
         return f"@{name}"
 
 

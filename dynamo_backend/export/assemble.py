@@ -18,7 +18,7 @@ from ...runtime.settings.options import Options
 from .errors import ExportError
 from .function import Built, KernelPool, build_function
 from .names import identifier
-from .program import Program, read_program
+from .program import ModelProgram, read_program
 from .signature import signature_of
 from .targets import targets_of
 from .weights import WeightTable
@@ -84,6 +84,6 @@ def _assembled(
 
 
 def _printed(built: Built, table: WeightTable, numbers: Mapping[str, int], name: str) -> Any:
-    program: Program = built.program
+    program: ModelProgram = built.program
     places = {n: numbers[table.names[program.name, n]] for n in program.weights.values()}
     return built.exported(places, f"{name}_{program.name}_host")

@@ -21,6 +21,7 @@ def description(assembled: Assembled) -> str:
     functions = {f.name: {**_function(f), **assembled.signatures[f.name]} for f in model.functions}
     for name, host in assembled.hosts.items():
         functions[name]["launches"] = list(host.launches)
+    targets = (model.target, *(v.target for v in model.variants))
     told = {
         "name": model.name,
         "functions": functions,
@@ -29,9 +30,7 @@ def description(assembled: Assembled) -> str:
             for w in model.weights
         },
         "machine": model.machine,
-        "targets": [
-            {"processor": t.arch, "features": t.features} for t in (model.target, *(v.target for v in model.variants))
-        ],
+        "targets": [{"processor": t.arch, "features": t.features} for t in targets],
         "versions": {"torch-mlc": version("torch-mlc"), "torch": torch.__version__, "llvmlite": llvmlite.__version__},
     }
     return json.dumps(told, indent=1, ensure_ascii=False) + "\n"

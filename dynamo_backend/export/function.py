@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,7 +34,7 @@ from ..compiling.pass_lists import pass_lists, runner_of
 from ..compiling.plans import Plan, plan_of
 from ..importing.graph_key import graph_key
 from .errors import ExportError, Unsupported, refuse
-from .program import Program
+from .program import ModelProgram
 from .sizes import SizesOf, guards_of
 
 # Calls that run nothing in a library: they name memory, or sizes.
@@ -71,7 +71,7 @@ class Built:
     """A function before it is printed: weights have no places yet. ``weights`` gives the model's names of the graph's
     inputs that are weights."""
 
-    program: Program
+    program: ModelProgram
     host: HostProgram
     types: tuple[TensorType, ...]
     graph: Graph
@@ -102,7 +102,7 @@ class Built:
         ), host  # fmt: skip
 
 
-def build_function(program: Program, options: Options, frozen: Mapping[str, str], pool: KernelPool) -> Built:
+def build_function(program: ModelProgram, options: Options, frozen: Mapping[str, str], pool: KernelPool) -> Built:
     """The host program of a program of ``torch.export``, with its kernels in the pool.
 
     ``frozen`` are the weights, by the names of placeholders, that no function of the model writes to: what is computed
@@ -152,7 +152,7 @@ def build_function(program: Program, options: Options, frozen: Mapping[str, str]
     return Built(program, host, results, graph, SizesOf.of(bindings, inputs, program.ranges), job.lines)
 
 
-def _fold(program: Program, sources: Mapping[Any, str], context: AtenContext) -> None:
+def _fold(program: ModelProgram, sources: Mapping[Any, str], context: AtenContext) -> None:
     """Let what is computed of weights that do not change be weights."""
     parted = part(program.gm, sources, context.target) if sources else None
     nodes = program.gm.graph.find_nodes(op="placeholder")

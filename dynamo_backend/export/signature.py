@@ -9,10 +9,10 @@ from typing import Any
 from torch.utils import _pytree as pytree
 
 from .errors import ExportError
-from .program import ConstantLeaf, Program
+from .program import ConstantLeaf, ModelProgram
 
 
-def signature_of(program: Program) -> dict[str, Any]:
+def signature_of(program: ModelProgram) -> dict[str, Any]:
     """The signature of a function as JSON: names of tensors or constants leaf by leaf, and how they are laid out.
 
     Raises ExportError for trees that no text tells of.

@@ -13,7 +13,7 @@ import sympy
 
 from ....ir.graph.graph import MADE_SIZE, TensorType
 from ...kernel import EmitError
-from ..code import Code
+from ..code import SizedCode
 from ..memory.plan_memory import check_arena, place_all
 from ..steps.program import HostProgram
 from ..steps.resolve import resolve
@@ -72,7 +72,7 @@ def emit_export(
     """
     places = {name: ("inputs", k) for k, name in enumerate(inputs)}
     places |= {name: ("weights", k) for name, k in weights.items()}
-    return _LibraryEmitter(Code(program.name), program, places, tuple(sizes)).emit(entry)
+    return _LibraryEmitter(SizedCode(program.name), program, places, tuple(sizes)).emit(entry)
 
 
 @dataclass(slots=True)
@@ -80,7 +80,7 @@ class _LibraryEmitter:
     """The steps in their order, as lines of ``b``. ``at`` has the registers of addresses; ``wrong`` is from where
     the common end of failed launches is reached, with the number of each and where its kernel told what."""
 
-    b: Code
+    b: SizedCode
     program: HostProgram
     places: Mapping[str, tuple[str, int]]
     sizes: tuple[sympy.Symbol, ...]

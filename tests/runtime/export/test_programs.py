@@ -79,6 +79,13 @@ def test_a_program_is_built_with_the_object(folder: Path) -> None:
         assert "model.so" not in run(["readelf", "-d", program])
 
 
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_threads_and_forks_at_the_same_time(folder: Path, threads: int) -> None:
+    source = PROGRAM.with_name("stress.c")
+    program = built(folder, f"stress{threads}", str(folder / "model.so"), "-lpthread", source=source)
+    assert run([program, folder, threads, 300]) == "right\n"
+
+
 def test_two_models_in_one_program(tmp_path: Path) -> None:
     """Nothing but prefixed names of a model is seen by another, in objects and in libraries."""
     for name, factor in (("sample", 1.0), ("other", 3.0)):
@@ -139,3 +146,14 @@ def test_a_system_with_nothing_but_the_c_library(program: Path, folder: Path, tm
     assert not [n for n in files if "python" in n or "torch" in n or "gomp" in n], files
     done = subprocess.run([str(_CHROOT), str(root), str(program), "/model"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, SAID), done.stderr
+
+
+def test_the_example_of_the_page(tmp_path: Path) -> None:
+    """The program of docs/export-library.md is built, and prints what the page says."""
+    page = (Path(__file__).parents[3] / "docs" / "export-library.md").read_text()
+    code, said = re.search(r"```c\n(.*?)```\n\s*```text\n(.*?)```", page, re.DOTALL).groups()  # type: ignore[union-attr]
+    written(tmp_path)
+    (tmp_path / "example.c").write_text(code)
+    for kind, rest in (("model.so", ()), ("model.o", ("-lpthread", "-lm"))):
+        example = built(tmp_path, "example", str(tmp_path / kind), *rest, source=tmp_path / "example.c")
+        assert run([example, tmp_path]) == said
