@@ -95,7 +95,9 @@ def _one_of_each(
 ) -> tuple[Tensor | None, ...]:
     """The current node's values and places: of each row in order what stands at a ``place``."""
     if x.rank == 0:
-        return ctx.compute(ctx.at(x, ()), ctx.type(0), ctx.name(0)), ctx.compute(const(0, _PLACE), ctx.type(1), ctx.name(1))
+        return ctx.compute(ctx.at(x, ()), ctx.type(0), ctx.name(0)), ctx.compute(
+            const(0, _PLACE), ctx.type(1), ctx.name(1)
+        )
     dim %= x.rank
     rows = in_order(ctx, Rows.of(ctx, x, dim, descending=False))
     at, chosen = axes(x.rank - 1), place(rows)
@@ -121,7 +123,9 @@ def topk(
 
 
 @converter("aten.kthvalue.default")
-def kthvalue(ctx: ImportContext, x: Tensor, k: sympy.Expr, dim: int = -1, keepdim: bool = False) -> tuple[Tensor | None, ...]:
+def kthvalue(
+    ctx: ImportContext, x: Tensor, k: sympy.Expr, dim: int = -1, keepdim: bool = False
+) -> tuple[Tensor | None, ...]:
     if ctx.calls_libraries(x.device) or 0 in x.shape:
         raise NoConversion(LIBRARY_REASONS[str(ctx.node.target)])
     return _one_of_each(ctx, x, dim, lambda rows: sympy.sympify(k) - 1, keepdim)
@@ -191,7 +195,10 @@ def _median_of_all(ctx: ImportContext, x: Tensor, skip_nan: bool) -> Tensor:
     """Of a tensor as one row."""
     row = ctx.contiguous((x.type.numel,), x.dtype, x.device)
     steps, (place,) = contiguous_strides(x.shape), axes(1)
-    at = [ModularIndexing(place, s, n) if k else FloorDiv(place, s) for k, (s, n) in enumerate(zip(steps, x.shape, strict=True))]
+    at = [
+        ModularIndexing(place, s, n) if k else FloorDiv(place, s)
+        for k, (s, n) in enumerate(zip(steps, x.shape, strict=True))
+    ]
     flat = ctx.temporary(ctx.at(x, at, x.dtype), row, "row")
     rows = in_order(ctx, Rows.of(ctx, flat, 0, descending=False))
     return ctx.compute(ctx.at(rows.keys, (_middle_place(ctx, rows, skip_nan),)))

@@ -83,9 +83,7 @@ def _own_head(query: Tensor, key: Tensor) -> sympy.Expr:
     return head if shared == 1 else FloorDiv(head, sympy.Integer(shared))
 
 
-def _scores(
-    ctx: ImportContext, query: Tensor, key: Tensor, scale: float, causal: bool, mask: Tensor | None
-) -> Tensor:
+def _scores(ctx: ImportContext, query: Tensor, key: Tensor, scale: float, causal: bool, mask: Tensor | None) -> Tensor:
     """The scores of all queries and keys, masked ones as low as can be."""
     (batch, heads, queries, width), keys, kind = query.shape, key.shape[2], query.dtype.compute
     at = b, h, m, n = axes(4)
@@ -108,7 +106,9 @@ def _log_of_sums(ctx: ImportContext, scored: Tensor, keys: sympy.Expr) -> Tensor
     (top,) = ctx.reduce(MAX, domain, (element,), scored.device, "top")
     highest = ctx.at(top, at[:3])
     shift = ctx.temporary(Select(call("isinf", highest), const(0.0, kind), highest), top.type, "shift")
-    (total,) = ctx.reduce(SUM, domain, (call("exp", call("sub", element, ctx.at(shift, at[:3]))),), scored.device, "total")
+    (total,) = ctx.reduce(
+        SUM, domain, (call("exp", call("sub", element, ctx.at(shift, at[:3]))),), scored.device, "total"
+    )
     value = call("add", ctx.at(shift, at[:3]), call("log", ctx.at(total, at[:3])))
     return ctx.compute(value, ctx.type(1), ctx.name(1))
 
