@@ -16,6 +16,7 @@ from ...codegen.host.steps.lines import with_lines
 from ...codegen.host.steps.program import HostProgram
 from ...codegen.kernel import KernelSource
 from ...ir.errors import MlcError
+from ...ir.expr.value import symbol
 from ...ir.graph.graph import MADE_SIZE, CallTensor, Graph, Input, Library, TensorType, every_node
 from ...ir.graph.slices import NOTHING
 from ...ir.target import Target
@@ -82,9 +83,11 @@ class Built:
         """The function, printed, where weights lie at ``places``, by the names that the model has for them."""
         program = self.program
         weights = {given: places[name] for given, name in program.weights.items() if name in places}
-        host = emit_export(
-            self.host, entry, inputs=program.inputs, weights=weights, sizes=[b.symbol for b in self.sizes.bindings]
-        )  # fmt: skip
+        sizes = [b.symbol for b in self.sizes.bindings]
+        try:
+            host = emit_export(self.host, entry, inputs=program.inputs, weights=weights, sizes=sizes)
+        except MlcError as error:
+            raise ExportError(f"{program.name} cannot be exported: {error}") from error
         host = replace(host, launches=tuple(with_lines(line, self.lines) for line in host.launches))
         kinds = {i.name: i.type for i in self.graph.inputs if isinstance(i, Input)}
         seen = self.sizes.seen
@@ -149,7 +152,8 @@ def build_function(program: ModelProgram, options: Options, frozen: Mapping[str,
         told = ", ".join(sorted(s.name for s in missing))
         raise ExportError(f"{name}: no dimension of an input tells the size {told}")
     inputs = {n: k for k, n in enumerate(program.inputs)}
-    return Built(program, host, results, graph, SizesOf.of(bindings, inputs, program.ranges), job.lines)
+    made = {symbol(n.names[0]): n.args[0] for n in graph.nodes if isinstance(n, Library) and n.target == MADE_SIZE}
+    return Built(program, host, results, graph, SizesOf.of(bindings, inputs, program.ranges, made), job.lines)
 
 
 def _fold(program: ModelProgram, sources: Mapping[Any, str], context: AtenContext) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import sympy
 
+from ....ir.expr.value import symbol
 from ....ir.graph.graph import MADE_SIZE, TensorType
 from ...kernel import EmitError
 from ..code import SizedCode
@@ -123,7 +124,7 @@ class _LibraryEmitter:
                 self.at[name] = self.address(target)
                 self.copy(self.at[name], kind.strides, self.address(source), given)
             case CallLibrary(node) if node.target == MADE_SIZE:
-                self.b.known[sympy.Symbol(node.names[0], integer=True, nonnegative=True)] = self.b.size(node.args[0])
+                self.b.known[symbol(node.names[0])] = self.b.size(node.args[0])
             case Forget():
                 pass
             case Return(()):

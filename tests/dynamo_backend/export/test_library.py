@@ -166,6 +166,19 @@ def test_wrong_calls(tmp_path: Path) -> None:
     assert "prefill(tokens: int64[1, " in repr(loaded.prefill)
 
 
+def test_named_tuples_are_plain_ones(tmp_path: Path) -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return {"sorted": x.sort(-1), "most": x.max(0)}
+
+    x = torch.randn(5, 9)
+    torch_mlc.export(export(Model(), (x,)), tmp_path)
+    found = torch_mlc.load(tmp_path)(x)
+    assert type(found["sorted"]) is tuple
+    for name, pair in Model()(x).items():
+        torch.testing.assert_close(found[name], tuple(pair))
+
+
 class Trees(nn.Module):
     """Arguments and results that are trees, with numbers among them."""
 
