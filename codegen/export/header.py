@@ -78,7 +78,7 @@ const char *NAME_error(const mlc_context *context);
 /* Functions, tensors and sizes as JSON. */
 const char *NAME_signature(void);
 
-/* The model ends with the last of its contexts. */
+/* The model ends with the last of its contexts, and its threads with it: before a dlclose of the library. */
 void NAME_close_context(mlc_context *context);
 void NAME_close(mlc_model *model);
 """

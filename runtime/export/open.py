@@ -11,6 +11,7 @@ This file works standing alone too: copy it beside a model, and ``python`` with 
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import json
 import re
 import threading
@@ -109,13 +110,10 @@ class ModelLibrary:
         self.folder = Path(folder)
         path = self.folder / "model.so"
         try:
-            names = set(re.findall(rb"(?<=\0)([A-Za-z_]\w*)_signature(?=\0)", path.read_bytes()))
-            if len(names) != 1:
-                raise LibraryError("file", f"{path} is no library of a model: it has {len(names)} signatures")
+            self.name = _name_of(path)
             self._library = ctypes.CDLL(str(path))
         except OSError as error:
             raise LibraryError("file", f"cannot open {path}: {error}") from error
-        self.name = names.pop().decode()
         self._functions = {
             "open": self._function("open", ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p),
             "context": self._function("context", ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p),
@@ -236,6 +234,23 @@ class LibraryContext:
     def close(self) -> None:
         """Let go of its memory."""
         self._end()
+
+
+def _name_of(path: Path) -> str:
+    """The name of the model in a library. The system's loader trusts files, so that this one is looked at before.
+
+    Raises: LibraryError for files that are no libraries of models, or not what was written.
+    """
+    data = path.read_bytes()
+    names = set(re.findall(rb"(?<=\0)([A-Za-z_]\w*)_signature(?=\0)", data))
+    build = re.search(re.escape(b"\4\0\0\0\x14\0\0\0\3\0\0\0GNU\0") + rb"(.{20})", data, re.DOTALL)
+    if len(names) != 1 or build is None or not data.startswith(b"\x7fELF"):
+        raise LibraryError("file", f"{path} is no library of a model")
+    # Its build id is a hash of all the rest.
+    rest = hashlib.sha256(data[: build.start(1)] + bytes(20) + data[build.end(1) :]).digest()
+    if rest[:20] != build[1]:
+        raise LibraryError("file", f"{path} is damaged: its content is not what its build id says")
+    return names.pop().decode()
 
 
 _CALL = (ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)

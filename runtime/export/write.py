@@ -5,7 +5,9 @@ No compiler, assembler or linker is called: LLVM emits objects, and ``codegen/el
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -58,15 +60,28 @@ def write_library(model: ExportedModel, weights: Mapping[str, np.ndarray[Any, An
         "model.so": compiled.shared(),
         "model.o": compiled.relocatable(),
         "model.h": header_text(model).encode(),
+        **{f"kernels/{k.name}.ll": k.text.encode() for k in model.kernels},
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    plan.write(folder / "model.safetensors", weights)
     texts = folder / "kernels"
-    texts.mkdir(exist_ok=True)
-    for kernel in model.kernels:
-        (texts / f"{kernel.name}.ll").write_text(kernel.text)
+    texts.mkdir(parents=True, exist_ok=True)
+    for old in texts.glob("*.ll"):
+        old.unlink()
+    with _replaced(folder / "model.safetensors") as path:
+        plan.write(path, weights)
     for name, data in files.items():
-        (folder / name).write_bytes(data)
+        with _replaced(folder / name) as path:
+            path.write_bytes(data)
+
+
+@contextmanager
+def _replaced(path: Path) -> Iterator[Path]:
+    """A file that takes the place of ``path`` when it is whole: processes that have mapped the old one keep that."""
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield new
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def compile_library(model: ExportedModel, placed: PlacedWeights) -> CompiledLibrary:

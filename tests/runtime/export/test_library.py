@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -14,10 +15,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import sympy
 
-from tests.runtime.export.models import ARM, V3, V4, expected, sample, written
+from tests.runtime.export.models import ARM, V3, V4, expected, sample, spec, written
 from torch_mlc.codegen.elf.format import ElfError
+from torch_mlc.codegen.export.library import ExportedFunction, ExportedModel, KernelVariant
 from torch_mlc.codegen.kernel import EmitError, KernelSource
+from torch_mlc.ir.expr.dtypes import DType
 from torch_mlc.ir.target import Target
 from torch_mlc.runtime.export import open as opened
 from torch_mlc.runtime.export.open import LibraryError, ModelLibrary
@@ -217,12 +221,39 @@ def test_other_weights_with_an_equal_header_are_taken(folder: Folder, tmp_path: 
     np.testing.assert_allclose(y, expected(weights, x, index)[0], rtol=1e-6)
 
 
+def test_a_model_that_is_open_outlives_its_files(tmp_path: Path) -> None:
+    """A folder is written anew while a process uses it; what that has mapped stays as it is."""
+    weights = written(tmp_path)
+    model = ModelLibrary(tmp_path, 2)
+    x, index = arrays(300, 1)
+    before = model.call("forward", x, index)[0]
+    others = written(tmp_path, factor=5.0, name="renamed")
+    np.testing.assert_array_equal(model.call("forward", x, index)[0], before)
+    np.testing.assert_allclose(before, expected(weights, x, index)[0], rtol=1e-6)
+    assert others is not weights and not list(tmp_path.glob(".*"))
+    assert {p.name for p in (tmp_path / "kernels").iterdir()} == {"scale.ll", "take.ll", "count.ll", "copy.ll"}
+
+
 def test_folders_without_a_library_are_refused(tmp_path: Path) -> None:
     with pytest.raises(LibraryError, match=r"cannot open .*model\.so"):
         ModelLibrary(tmp_path)
     (tmp_path / "model.so").write_bytes(b"nothing")
-    with pytest.raises(LibraryError, match="it has 0 signatures"):
+    with pytest.raises(LibraryError, match="is no library of a model"):
         ModelLibrary(tmp_path)
+
+
+def test_libraries_that_are_damaged_are_refused(folder: Folder, tmp_path: Path) -> None:
+    """Cut short at any place, or with any byte another: the loader never sees it."""
+    data = (folder[0] / "model.so").read_bytes()
+    shutil.copy(folder[0] / "model.safetensors", tmp_path)
+    rng = random.Random(0)
+    for k in range(200):
+        at = rng.randrange(len(data))
+        other = bytes([data[at] ^ rng.randint(1, 255)])
+        (tmp_path / "model.so").write_bytes(data[:at] if k % 2 else data[:at] + other + data[at + 1 :])
+        with pytest.raises(LibraryError, match=r"is damaged|is no library of a model") as caught:
+            ModelLibrary(tmp_path)
+        assert caught.value.kind == "file"
 
 
 # --- processors -------------------------------------------------------------------------------------------------------
@@ -300,11 +331,36 @@ def test_a_library_for_aarch64_is_written(tmp_path: Path) -> None:
         assert "AArch64" in text and "TEXTREL" not in text and not re.search("warning|error:", text, re.IGNORECASE)
 
 
+# --- models with little in them ---------------------------------------------------------------------------------------
+
+
+def test_a_function_without_inputs_weights_and_kernels(tmp_path: Path) -> None:
+    """What is left is a host program that writes a number, for two variants that have no kernel."""
+    text = """
+define i32 @run(ptr %inputs, ptr %results, ptr %weights, ptr %sizes, ptr %arena, ptr %status) {
+  %y = load ptr, ptr %results
+  store i64 7, ptr %y
+  ret i32 0
+}
+"""
+    nothing_text = text.replace("  %y = load ptr, ptr %results\n  store i64 7, ptr %y\n", "")
+    seven = ExportedFunction("seven", (), (spec("y", DType.INT64),), {}, {}, (), sympy.Integer(0), "run", text)
+    nothing = ExportedFunction("nothing", (), (), {}, {}, (), sympy.Integer(0), "run", nothing_text)
+    model = ExportedModel("little", (seven, nothing), (), (), V3, (KernelVariant(V4, ()),))
+    write_library(model, {}, tmp_path)
+    found = ModelLibrary(tmp_path)
+    assert [int(a) for a in found.call("seven")] == [7]
+    assert found.shapes("seven") == [((), ())]
+    assert found.call("nothing") == []
+
+
+def test_empty_tensors_have_no_memory(folder: Folder) -> None:
+    """A null pointer is an address like another where there is nothing to read."""
+    (two,) = ModelLibrary(folder[0]).call("twice", np.zeros(0, np.float32))
+    assert two.shape == (0,)
+
+
 # --- models that cannot be libraries ----------------------------------------------------------------------------------
-
-
-def changed(**parts: object) -> object:
-    return replace(sample()[0], **parts)  # type: ignore[arg-type]
 
 
 def test_models_that_cannot_be_libraries_are_refused(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,28 +36,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def built(folder: Path, name: str, *rest: str, source: Path = PROGRAM) -> Path:
+def built(folder: Path, name: str, *rest: str, source: Path = PROGRAM, compiler: str = "gcc") -> Path:
     program = folder / name
-    command = [
-        "gcc",
-        "-std=gnu11",
-        "-O1",
-        "-Wall",
-        "-Wextra",
-        "-Werror",
-        f"-I{folder}",
-        str(source),
-        "-o",
-        str(program),
-    ]
-    done = subprocess.run([*command, *rest], capture_output=True, text=True)
+    flags = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{folder}"]
+    done = subprocess.run([compiler, *flags, str(source), "-o", str(program), *rest], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return program
 
 
-def run(command: Sequence[str | Path], **options: object) -> str:
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=300, **options)  # type: ignore[call-overload]
-    assert done.returncode == 0, done.stdout + done.stderr
+def run(command: Sequence[object], *, status: int = 0, **options: Any) -> str:
+    """What a program prints; it has to end with ``status``."""
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=300, **options)
+    assert done.returncode == status, done.stdout + done.stderr
     text: str = done.stdout
     return text
 
@@ -69,6 +60,19 @@ def program(folder: Path) -> Path:
 def test_a_program_calls_a_library(program: Path, folder: Path) -> None:
     # An environment without variables, and no current folder of ours.
     assert run([program, folder], env={}, cwd="/") == SAID
+
+
+@pytest.mark.parametrize("compiler", [["gcc", "-x", "c", "-std=c99"], ["g++", "-x", "c++", "-std=c++11"]])
+def test_the_header_is_plain_c_and_cplusplus(folder: Path, tmp_path: Path, compiler: list[str]) -> None:
+    if shutil.which(compiler[0]) is None:
+        pytest.skip(f"there is no {compiler[0]}")
+    source = tmp_path / "source"
+    source.write_text(
+        '#include "model.h"\n#include "model.h"\nint main(void) { mlc_options o = {sizeof o, 0, 0, 0}; mlc_model *m; '
+        'return sample_open(".", &o, &m); }\n'
+    )
+    flags = ["-Wall", "-Wextra", "-Werror", "-pedantic", "-fsyntax-only", f"-I{folder}"]
+    run([*compiler, *flags, source])
 
 
 def test_a_program_is_built_with_the_object(folder: Path) -> None:
