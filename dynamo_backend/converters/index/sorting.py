@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import sympy
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
@@ -89,7 +90,6 @@ def in_order(ctx: ImportContext, rows: Rows) -> Rows:
     """Each row in order; those that are equal stay as they stand."""
     length = rows.length
     if length.is_Integer and length <= 1:
-        *at, _ = axes(rows.keys.rank)
         order = ctx.temporary(const(0, _PLACE), replace(rows.keys.type, dtype=_PLACE), "order")
         return replace(rows, order=order) if rows.order is None else rows
     run = length if not length.is_Integer or length <= RUN else sympy.Integer(RUN)
@@ -107,13 +107,17 @@ def first_in_order(ctx: ImportContext, rows: Rows, count: int) -> Rows:
         rows = rows.moved(ctx, _ranked(ctx, rows, sympy.Integer(RUN)))
         whole, rest = divmod(int(length), RUN)
         length = sympy.Integer(whole * count + min(rest, count))
-        if count == 1:
-            rows = rows.chosen(ctx, length, lambda at: at * RUN)
-        else:
-            by = sympy.Integer(count)
-            rows = rows.chosen(ctx, length, lambda at: FloorDiv(at, by) * RUN + ModularIndexing(at, sympy.S.One, by))
+        rows = rows.chosen(ctx, length, partial(_first_of_run, count=count))
     found = in_order(ctx, rows)
     return found.chosen(ctx, sympy.Integer(count), lambda at: at)
+
+
+def _first_of_run(at: sympy.Symbol, count: int) -> sympy.Expr:
+    """Where the elements stand of which each run has the first ``count``."""
+    if count == 1:
+        return at * RUN
+    by = sympy.Integer(count)
+    return FloorDiv(at, by) * RUN + ModularIndexing(at, sympy.S.One, by)
 
 
 def _ranked(ctx: ImportContext, rows: Rows, run: sympy.Expr) -> Tensor:

@@ -21,7 +21,7 @@ LIBRARY = "attention: torch's flash kernel"
 def flash_attention_for_cpu(
     ctx: ImportContext, query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, is_causal: bool = False, *,
     attn_mask: Tensor | None = None, scale: float | None = None,
-) -> tuple[Tensor, None]:  # fmt: skip
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     ours = not ctx.calls_libraries(query.device)
     if ctx.used() - {0} and not ours:
         raise NoConversion(f"{LIBRARY}; its log-sum-exp is read")
@@ -60,7 +60,7 @@ def _decision(ctx: ImportContext, query: Tensor, key: Tensor, causal: bool) -> t
 def _written_out(
     ctx: ImportContext, query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool, mask: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    batch, heads, queries, width = query.shape
+    batch, heads, queries, _ = query.shape
     keys, device, kind = key.shape[2], query.device, query.dtype.compute
     at = b, h, m, n = axes(4)
     r, own = symbol("r0"), _own_head(query, key)

@@ -235,7 +235,10 @@ def test_medians(length: int) -> None:
 
 
 OTHERS: dict[str, tuple[Function, tuple[Tensor, ...]]] = {
-    "embedding bag": (lambda w, i: F.embedding_bag(i, w, mode="mean"), (torch.randn(900, 20), torch.randint(0, 900, (6, 5)))),
+    "embedding bag": (
+        lambda w, i: F.embedding_bag(i, w, mode="mean"),
+        (torch.randn(900, 20), torch.randint(0, 900, (6, 5))),
+    ),
     "pooling": (lambda x: F.max_pool2d(x, 3, 2, 1) + F.avg_pool2d(x, 3, 2, 1), (torch.randn(2, 5, 13, 11),)),
     "adaptive pooling": (lambda x: F.adaptive_avg_pool2d(x, 3), (torch.randn(2, 5, 13, 11),)),
     "cumulative sum": (lambda x: x.cumsum(1), (torch.randn(3, 2000),)),
