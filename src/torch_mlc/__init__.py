@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "ExportError", "Formula", "IRModule", "MemoryStats", "NoConversion", "OptionError", "Options", "Registration",
-    "RegistrationError", "Rule", "Schedule", "ScheduleError", "Trace", "__version__", "compile", "empty_cache", "explain",
-    "export", "from_fx", "load", "load_cache_artifacts", "memory_stats", "parse", "register_converter",
+    "RegistrationError", "Rule", "Schedule", "ScheduleError", "Trace", "__version__", "compile", "empty_cache",
+    "explain", "export", "from_fx", "load", "load_cache_artifacts", "memory_stats", "parse", "register_converter",
     "register_intrinsic", "register_pass", "register_pattern", "register_rule", "schedule", "show",
 ]  # fmt: skip
 
