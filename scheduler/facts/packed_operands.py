@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import sympy
 
-from ...ir.expr.monoid import SUM
+from ...ir.expr.monoid import SUM, Monoid
 from ...ir.expr.value import Call, Cast, Expr, Load, free_symbols, is_value, loads
-from ...ir.graph.graph import Compute, Graph, Reduction, Scan
+from ...ir.graph.graph import Compute, Graph, Reduction, Scan, TensorType
 from ...ir.target import fills_windows
-
-if TYPE_CHECKING:
-    from .fusion_nodes import FusionNode
 
 # Terms for which an element is read, from which a copy costs next to nothing beside them.
 REUSED = 32
 
 
+class MadeTensor(Protocol):
+    """A node to be fused, as far as it says how a tensor lies and what it is made of."""
+
+    @property
+    def axes(self) -> tuple[sympy.Symbol, ...]: ...
+    @property
+    def types(self) -> tuple[TensorType, ...]: ...
+    @property
+    def monoid(self) -> Monoid | None: ...
+    @property
+    def loads(self) -> tuple[Load, ...]: ...
+
+
 def packed_for(
     node: Compute | Reduction | Scan,
     values: Sequence[Expr],
-    nodes: Mapping[str, FusionNode],
+    nodes: Mapping[str, MadeTensor],
     extents: Mapping[sympy.Symbol, sympy.Expr],
     graph: Graph,
 ) -> frozenset[str]:
@@ -47,7 +57,7 @@ def packed_for(
     )
 
 
-def _is_laid_out(made: FusionNode, types: Mapping[str, object]) -> bool:
+def _is_laid_out(made: MadeTensor, types: Mapping[str, TensorType]) -> bool:
     """Whether neighbours of a tensor are none of the one tensor that it is made of."""
     inner = [
         a for a, s, n in zip(made.axes, made.types[0].strides, made.types[0].shape, strict=True) if s == 1 and n != 1
@@ -55,8 +65,8 @@ def _is_laid_out(made: FusionNode, types: Mapping[str, object]) -> bool:
     return len(inner) == 1 and len(made.loads) == 1 and not _is_contiguous(made.loads[0], inner[0], types)
 
 
-def _is_contiguous(load: Load, along: sympy.Symbol, types: Mapping[str, object]) -> bool:
-    strides = types[load.buffer].strides  # type: ignore[attr-defined]
+def _is_contiguous(load: Load, along: sympy.Symbol, types: Mapping[str, TensorType]) -> bool:
+    strides = types[load.buffer].strides
     if any(is_value(i) and along in free_symbols(i) for i in load.indices):
         return False
     places = sympy.Add(*(i * s for i, s in zip(load.indices, strides, strict=True) if not is_value(i)))
