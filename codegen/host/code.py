@@ -13,7 +13,7 @@ from ..kernel import EmitError
 
 
 @dataclass(slots=True)
-class Code:
+class SizedCode:
     """``name`` is that of the program. ``known`` has the registers of sizes: those of symbols are put there before
     anything is computed of them."""
 

@@ -38,7 +38,11 @@ class AtenContext:
         the CPU in its place, and its tensors are taken there later."""
         there = self.options.target not in (None, "cpu")
         return target_for(
-            "cuda" if there else device, self.options.target, self.options.threads, self.options.cpu_products, self.options.libraries
+            "cuda" if there else device,
+            self.options.target,
+            self.options.threads,
+            self.options.cpu_products,
+            self.options.libraries,
         )
 
     def decide(

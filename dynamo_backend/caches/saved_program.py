@@ -105,7 +105,10 @@ def save_program(compiled: CompiledGraph, options: Options, *, region: bool = Fa
         KernelStore.packed(key, record, kept.codes),
         constants,
         {name: getattr(options, name) for name in _KEPT},
-        {d: asdict(target_for(d, options.target, options.threads, options.cpu_products, options.libraries)) for d in record["devices"]},
+        {
+            d: asdict(target_for(d, options.target, options.threads, options.cpu_products, options.libraries))
+            for d in record["devices"]
+        },
         environment_fingerprint(),
         {place: line for place in kept.places if (line := kept.host.lines(place))},
         region,

@@ -101,7 +101,8 @@ def surroundings(options: Options, devices: Iterable[str]) -> dict[str, str]:
         "host program": options.host_program,
         "schedules by hand": str(options.schedules.content if options.schedules is not None else None),
         "targets": " ".join(
-            repr(target_for(d, options.target, options.threads, options.cpu_products, options.libraries)) for d in devices
+            repr(target_for(d, options.target, options.threads, options.cpu_products, options.libraries))
+            for d in devices
         ),
     }
 

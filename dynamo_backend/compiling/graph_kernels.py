@@ -55,7 +55,9 @@ def start_kernels(fusion: Fusion, plan: KernelPlan, compilers: Compilers) -> dic
     wanted: dict[str, tuple[Callee, Target, tuple[Origin, ...]]] = {}
     for node, _ in every_node(fusion.graph):
         if isinstance(node, CallTensor) and node.function not in wanted:
-            target = target_for(node.types[0].device, options.target, options.threads, options.cpu_products, options.libraries)
+            target = target_for(
+                node.types[0].device, options.target, options.threads, options.cpu_products, options.libraries
+            )
             function = fusion.functions.get(node.function) or fusion.given[node.function]
             wanted[node.function] = function, target, node.origins
         elif isinstance(node, CallTensor):

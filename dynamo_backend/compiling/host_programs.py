@@ -241,7 +241,10 @@ def _stored(record: Mapping[str, Any], options: Options, store: KernelStore) -> 
     native = NativeHost(_unpacked(kept["text"]), own, parts, rescues, kept["gpu"], tuple(kept["launches"]))
     if kept["text"]:
         return HostCode(
-            text, native, store=store, target=target_for("cpu", options.target, options.threads, options.cpu_products, options.libraries)
+            text,
+            native,
+            store=store,
+            target=target_for("cpu", options.target, options.threads, options.cpu_products, options.libraries),
         )
     code, support = store.code(kept["code"]), store.code(kept["support"])
     return None if code is None or support is None else HostCode(text, native, code, support)

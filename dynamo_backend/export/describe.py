@@ -21,6 +21,7 @@ def description(assembled: Assembled) -> str:
     functions = {f.name: {**_function(f), **assembled.signatures[f.name]} for f in model.functions}
     for name, host in assembled.hosts.items():
         functions[name]["launches"] = list(host.launches)
+    targets = (model.target, *(v.target for v in model.variants))
     told = {
         "name": model.name,
         "functions": functions,
@@ -28,7 +29,8 @@ def description(assembled: Assembled) -> str:
             w.name: {"dtype": w.dtype.value, "shape": w.shape, "strides": w.strides, "state": w.mutable}
             for w in model.weights
         },
-        "target": {"machine": model.machine, "processor": model.target.arch, "features": model.target.features},
+        "machine": model.machine,
+        "targets": [{"processor": t.arch, "features": t.features} for t in targets],
         "versions": {"torch-mlc": version("torch-mlc"), "torch": torch.__version__, "llvmlite": llvmlite.__version__},
     }
     return json.dumps(told, indent=1, ensure_ascii=False) + "\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,11 +16,12 @@ from ...codegen.host.steps.lines import with_lines
 from ...codegen.host.steps.program import HostProgram
 from ...codegen.kernel import KernelSource
 from ...ir.errors import MlcError
+from ...ir.expr.value import symbol
 from ...ir.graph.graph import MADE_SIZE, CallTensor, Graph, Input, Library, TensorType, every_node
 from ...ir.graph.slices import NOTHING
+from ...ir.target import Target
 from ...runtime.compile.kernels import kernel_store_of, source_use
 from ...runtime.settings.options import Options
-from ...runtime.targets import target_for
 from ...runtime.timing import PhaseTimer
 from ...scheduler.fusion.fusion import Fusion
 from ..aten_passes.context import AtenContext
@@ -34,7 +35,7 @@ from ..compiling.pass_lists import pass_lists, runner_of
 from ..compiling.plans import Plan, plan_of
 from ..importing.graph_key import graph_key
 from .errors import ExportError, Unsupported, refuse
-from .program import Program
+from .program import ModelProgram
 from .sizes import SizesOf, guards_of
 
 # Calls that run nothing in a library: they name memory, or sizes.
@@ -43,19 +44,20 @@ _PLAIN = NOTHING | {MADE_SIZE, "aten::sym_size.int"}
 
 @dataclass(slots=True)
 class KernelPool:
-    """The kernels of a model, each text once, under names that differ."""
+    """The kernels of a model, each once, under names that differ; of each the texts for all ``targets``."""
 
-    sources: dict[str, KernelSource] = field(default_factory=dict)
+    targets: tuple[Target, ...]
+    sources: dict[str, tuple[KernelSource, ...]] = field(default_factory=dict)
     _names: dict[str, str] = field(default_factory=dict)
 
-    def enter(self, source: KernelSource) -> str:
-        """The name under which the pool has a kernel."""
-        plain = _renamed(source.text, source.name, "")
+    def enter(self, sources: Sequence[KernelSource]) -> str:
+        """The name under which the pool has a kernel, of its texts for the targets."""
+        source, plain = sources[0], "\n".join(_renamed(s.text, s.name, "") for s in sources)
         if plain not in self._names:
             name = next(
                 n for k in range(len(self.sources) + 1) if (n := source.name + f"_{k}" * (k > 0)) not in self.sources
             )
-            self.sources[name] = replace(source, name=name, text=_renamed(source.text, source.name, name))
+            self.sources[name] = tuple(replace(s, name=name, text=_renamed(s.text, s.name, name)) for s in sources)
             self._names[plain] = name
         return self._names[plain]
 
@@ -70,7 +72,7 @@ class Built:
     """A function before it is printed: weights have no places yet. ``weights`` gives the model's names of the graph's
     inputs that are weights."""
 
-    program: Program
+    program: ModelProgram
     host: HostProgram
     types: tuple[TensorType, ...]
     graph: Graph
@@ -81,9 +83,11 @@ class Built:
         """The function, printed, where weights lie at ``places``, by the names that the model has for them."""
         program = self.program
         weights = {given: places[name] for given, name in program.weights.items() if name in places}
-        host = emit_export(
-            self.host, entry, inputs=program.inputs, weights=weights, sizes=[b.symbol for b in self.sizes.bindings]
-        )  # fmt: skip
+        sizes = [b.symbol for b in self.sizes.bindings]
+        try:
+            host = emit_export(self.host, entry, inputs=program.inputs, weights=weights, sizes=sizes)
+        except MlcError as error:
+            raise ExportError(f"{program.name} cannot be exported: {error}") from error
         host = replace(host, launches=tuple(with_lines(line, self.lines) for line in host.launches))
         kinds = {i.name: i.type for i in self.graph.inputs if isinstance(i, Input)}
         seen = self.sizes.seen
@@ -101,7 +105,7 @@ class Built:
         ), host  # fmt: skip
 
 
-def build_function(program: Program, options: Options, frozen: Mapping[str, str], pool: KernelPool) -> Built:
+def build_function(program: ModelProgram, options: Options, frozen: Mapping[str, str], pool: KernelPool) -> Built:
     """The host program of a program of ``torch.export``, with its kernels in the pool.
 
     ``frozen`` are the weights, by the names of placeholders, that no function of the model writes to: what is computed
@@ -148,10 +152,11 @@ def build_function(program: Program, options: Options, frozen: Mapping[str, str]
         told = ", ".join(sorted(s.name for s in missing))
         raise ExportError(f"{name}: no dimension of an input tells the size {told}")
     inputs = {n: k for k, n in enumerate(program.inputs)}
-    return Built(program, host, results, graph, SizesOf.of(bindings, inputs, program.ranges), job.lines)
+    made = {symbol(n.names[0]): n.args[0] for n in graph.nodes if isinstance(n, Library) and n.target == MADE_SIZE}
+    return Built(program, host, results, graph, SizesOf.of(bindings, inputs, program.ranges, made), job.lines)
 
 
-def _fold(program: Program, sources: Mapping[Any, str], context: AtenContext) -> None:
+def _fold(program: ModelProgram, sources: Mapping[Any, str], context: AtenContext) -> None:
     """Let what is computed of weights that do not change be weights."""
     parted = part(program.gm, sources, context.target) if sources else None
     nodes = program.gm.graph.find_nodes(op="placeholder")
@@ -184,22 +189,21 @@ def _kernels(plan: Plan, job: Job, pool: KernelPool) -> dict[str, Any]:
     fusion, options = plan.fusion, job.options
     tuning = tuning_for(fusion, options, job.timer, may_measure=False)
     made_by = KernelPlan(options, job.settings, job.store, job.timer, tuning, job.run, fresh=True)
-    target = target_for("cpu", options.target, options.threads, options.cpu_products, options.libraries)
     lines = {n.function: n.origins for n, _ in every_node(fusion.graph) if isinstance(n, CallTensor)}
     uses, refusals = {}, []
     for function in called(fusion):
         what = fusion.functions.get(function) or fusion.given[function]
         try:
-            source = written(what, target, made_by)
+            sources = [written(what, target, made_by) for target in pool.targets]
         except MlcError as error:
             first = lines[function][0] if lines[function] else None
             ops = ", ".join(dict.fromkeys(o.op for o in lines[function])) or function
             refusals.append(Unsupported(ops, first.source if first is not None else "", str(error)))
             continue
-        names = [s.name for s in what.symbols.symbols]
-        uses[function] = source_use(
-            source, pool.enter(source), tuple(map(names.index, source.symbols)), table=what.table
-        )
+        names, source = [s.name for s in what.symbols.symbols], sources[0]
+        assert all(s.symbols == source.symbols for s in sources), "kernels of all targets take the same"
+        sizes = tuple(map(names.index, source.symbols))
+        uses[function] = source_use(source, pool.enter(sources), sizes, table=what.table)
     refuse(job.name, refusals)
     return uses
 

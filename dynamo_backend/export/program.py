@@ -48,7 +48,7 @@ class ConstantLeaf:
 
 
 @dataclass(slots=True)
-class Program:
+class ModelProgram:
     """One function. The graph's inputs are those of ``inputs`` and ``weights``, by the names of their placeholders.
 
     ``arguments`` and ``values`` are the leaves of what is called and returned, each the name of a tensor or a constant,
@@ -77,7 +77,7 @@ class Program:
         return tuple(v for v in self.values if isinstance(v, str))
 
 
-def read_program(name: str, program: ExportedProgram) -> Program:
+def read_program(name: str, program: ExportedProgram) -> ModelProgram:
     """The graph of a program of ``torch.export``. Raises ExportError for a signature that a library cannot have."""
     program = _decomposed(name, program)
     gm, signature = program.graph_module, program.graph_signature
@@ -118,7 +118,7 @@ def read_program(name: str, program: ExportedProgram) -> Program:
     answers = tuple(n if isinstance(v, fx.Node) else ConstantLeaf(v) for v, n in zip(values, named, strict=True))
     first = program.module_call_graph[0].signature
     parameters = tuple(first.forward_arg_names or ()) if first is not None else ()
-    return Program(
+    return ModelProgram(
         name, gm, inputs, weights, tensors, frozenset(written), tuple(arguments), answers, in_spec, out_spec, ranges,
         [_ours(c) for c in conditions], parameters,
     )  # fmt: skip

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch.utils import _pytree as pytree
 
 from .errors import ExportError
-from .program import ConstantLeaf, Program
+from .program import ConstantLeaf, ModelProgram
 
 
-def signature_of(program: Program) -> dict[str, Any]:
+def signature_of(program: ModelProgram) -> dict[str, Any]:
     """The signature of a function as JSON: names of tensors or constants leaf by leaf, and how they are laid out.
 
     Raises ExportError for trees that no text tells of.
     """
     try:
-        specs = [json.loads(pytree.treespec_dumps(s)) for s in (program.in_spec, program.out_spec)]
+        specs = [json.loads(pytree.treespec_dumps(_plain_spec(s))) for s in (program.in_spec, program.out_spec)]
     except (NotImplementedError, TypeError, ValueError) as error:
         raise ExportError(
             f"{program.name} takes or returns an object that cannot be written down: {error}; use tuples, lists and "
@@ -35,6 +36,21 @@ def signature_of(program: Program) -> dict[str, Any]:
     }
 
 
+def _plain_spec(spec: pytree.TreeSpec) -> pytree.TreeSpec:
+    return pytree.tree_structure(_plain(pytree.tree_unflatten(list(range(spec.num_leaves)), spec)))
+
+
+def _plain(tree: Any) -> Any:
+    """A tree with plain tuples in place of named ones, among them what torch's ops return (``torch.return_types``)."""
+    if isinstance(tree, tuple):
+        return tuple(map(_plain, tree))
+    if type(tree) is list:
+        return list(map(_plain, tree))
+    if type(tree) in (dict, OrderedDict):
+        return type(tree)((k, _plain(v)) for k, v in tree.items())
+    return tree
+
+
 def _leaf(leaf: str | ConstantLeaf) -> dict[str, Any]:
     if isinstance(leaf, str):
         return {"tensor": leaf}
@@ -48,7 +64,7 @@ def flat_arguments(signature: Mapping[str, Any], args: Sequence[Any], kwargs: Ma
     takes, with what it takes."""
     spec = pytree.treespec_loads(json.dumps(signature["in_spec"]))
     args, kwargs = _ordered(signature, spec, args, kwargs)
-    leaves, given = pytree.tree_flatten((tuple(args), dict(kwargs)))
+    leaves, given = pytree.tree_flatten(_plain((tuple(args), dict(kwargs))))
     if given != spec:
         raise TypeError(f"the arguments are laid out as {given}, and the function was exported for {spec}")
     tensors = []

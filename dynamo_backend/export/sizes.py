@@ -37,9 +37,14 @@ class SizesOf:
 
     @classmethod
     def of(
-        cls, bindings: Sequence[BindSize], inputs: Mapping[str, int], ranges: Mapping[sympy.Symbol, Interval]
+        cls,
+        bindings: Sequence[BindSize],
+        inputs: Mapping[str, int],
+        ranges: Mapping[sympy.Symbol, Interval],
+        made: Mapping[sympy.Symbol, sympy.Expr],
     ) -> SizesOf:
-        """From where a program reads its sizes; ``inputs`` are the places of its tensors by name."""
+        """From where a program reads its sizes; ``inputs`` are the places of its tensors by name, and ``made`` what
+        sizes are that it makes of others, in the order in which it does."""
         symbols, known, told, whole, seen = {}, {}, {}, [], {}
         for b in bindings:
             source = str(b.source)
@@ -58,6 +63,8 @@ class SizesOf:
                 rest = f", and {b.shift} more" if b.shift else ""
                 sentence = f"{read} ({told[read]}) has to be a multiple of {b.scale}{rest}"
                 whole.append(Guard(sympy.Eq(Mod(read - b.shift, sympy.Integer(b.scale)), 0), sentence))
+        for size, expr in made.items():
+            known[size] = expr.xreplace(known)
         return cls(tuple(bindings), symbols, seen, known, told, tuple(whole))
 
     def seen(self, exprs: Iterable[sympy.Expr]) -> tuple[sympy.Expr, ...]:

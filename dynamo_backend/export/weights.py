@@ -13,7 +13,7 @@ from torch import Tensor
 from ...codegen.export.library import Weight
 from ...ir.expr.dtypes import DType
 from .errors import ExportError
-from .program import Program
+from .program import ModelProgram
 
 # A tensor's memory, and how it looks at that.
 _Place = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype]
@@ -28,7 +28,7 @@ class WeightTable:
     written: set[str] = field(default_factory=set)
     _places: dict[_Place, str] = field(default_factory=dict)
 
-    def enter(self, program: Program) -> None:
+    def enter(self, program: ModelProgram) -> None:
         """Take in the weights of a function that are not known yet."""
         for name in program.weights.values():
             if (program.name, name) not in self.names:
@@ -50,11 +50,11 @@ class WeightTable:
         self.tensors[known], self._places[place] = tensor, known
         return known
 
-    def frozen(self, program: Program) -> dict[str, str]:
+    def frozen(self, program: ModelProgram) -> dict[str, str]:
         """The inputs of a function's graph that are weights which no function writes to, and what it calls them."""
         return {g: n for g, n in program.weights.items() if self.names[program.name, n] not in self.written}
 
-    def used(self, programs: Sequence[Program]) -> tuple[Weight, ...]:
+    def used(self, programs: Sequence[ModelProgram]) -> tuple[Weight, ...]:
         """Those that the graphs still read, in order. Raises ExportError for state that shares memory."""
         names = dict.fromkeys(self.names[p.name, name] for p in programs for name in p.weights.values())
         self._check_memory(names)

@@ -79,9 +79,10 @@ def import_graph(
 
     ``example_inputs`` stand in for placeholders whose ``meta["val"]`` is missing. ``static`` holds the positions of
     the inputs that are parameters or buffers. ``fallback_random`` leaves random ops to ATen (eager's own numbers);
-    ``numerics`` is "fast" or "eager"; without ``libraries`` kernels compute on CPUs all that they can. ``skipped`` nodes, inputs and outputs among them, are left out; what reads one
-    reads the node that it is mapped to. ``called_after`` is filled with the node of each name that is made here and is
-    no node's own. ``decider`` is asked where costs decide what an op becomes. Raises ImportFailure.
+    ``numerics`` is "fast" or "eager"; without ``libraries`` kernels compute on CPUs all that they can. ``skipped``
+    nodes, inputs and outputs among them, are left out; what reads one reads the node that it is mapped to.
+    ``called_after`` is filled with the node of each name that is made here and is no node's own. ``decider`` is asked
+    where costs decide what an op becomes. Raises ImportFailure.
     """
     decomposed = decompose_flex_attention(gm)
     importer = _Importer(

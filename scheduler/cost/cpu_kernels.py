@@ -43,8 +43,8 @@ PART_TEAM = 1 << 15
 # Rows of a weight that meet a panel of sums at a time, the vectors of a panel, and the rows of the other operand.
 PANEL_ROWS, PANEL, PANEL_TILE = 4, 32, 4
 # Rows from which a tile of results stays in registers for a whole sum; terms that one accumulator takes before they
-# join the others; the widest panel that is copied by vectors alone.
-TILE_ROWS, TILE_TERMS, TILE_PANELS = 5, 256, 128
+# join the others, and the least that are worth it; the widest panel that is copied by vectors alone.
+TILE_ROWS, TILE_TERMS, TILE_LEAST, TILE_PANELS = 5, 256, 32, 128
 # Rows and vectors of such tiles, the best first, with 32 registers and with 16. Loads for a term are as many as both.
 TILES = ((8, 3), (6, 4), (7, 3), (12, 2), (10, 2), (11, 2), (9, 2), (5, 4), (16, 1), (14, 1), (24, 1))
 SMALL_TILES = ((4, 3), (6, 2), (3, 4), (5, 2), (4, 2), (7, 1), (10, 1))

@@ -32,6 +32,7 @@ from ...ir.expr.value import (
 from ...ir.graph.graph import Compute, Graph, Origin, Reduction, Scan, TensorType, View, node_values, uses
 from ...ir.target import multiplies_halves, waits_for_places
 from .evaluations import evaluations
+from .packed_operands import packed_for
 from .repeated_windows import made_once
 from .views import ViewMap, map_value, results_of
 
@@ -68,6 +69,8 @@ class FusionNode:
     # One of which nothing is spread either that is made of its results, however far off.
     settles: bool = False
     scan_axis: sympy.Symbol | None = None
+    # What it reads in memory of its own, which is laid out for it.
+    packed: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:
@@ -167,14 +170,15 @@ def build_fusion_nodes(graph: Graph, views: ViewMap) -> tuple[list[FusionNode], 
             before = values
             trivial = widening if any(keeps_rounding(node, v) for v in values) else substituted
             once = made_once(node, values, extents)
-            values = _substitute(values, trivial, nodes, outside, counts, extents, graph.symbols, once)
+            packed = packed_for(node, values, nodes, extents, graph)
+            values = _substitute(values, trivial, nodes, outside, counts, extents, graph.symbols, once, packed)
             if values is before:
                 break
         values = tuple(_gather_narrow(simplify_value(v, keeps_rounding(node, v)), narrower) for v in values)
         fused = FusionNode(
             index, node.names, node.types, node.axes, reduce_axes, extents, values,
             None if isinstance(node, Compute) else node.monoid, node.origins, collect_loads(values),
-            scan_axis=node.scan_axis if isinstance(node, Scan) else None,
+            scan_axis=node.scan_axis if isinstance(node, Scan) else None, packed=packed,
         )  # fmt: skip
         nodes[fused.name] = fused
         order.append(fused)
@@ -273,9 +277,10 @@ def _substitute(
     extents: dict[sympy.Symbol, sympy.Expr],
     table: SymbolTable,
     once: frozenset[str],
+    packed: frozenset[str],
 ) -> tuple[Expr, ...]:
     """Put trivial producers, and cheap ones that are read at odd positions, in the place of their loads. Those of
-    ``once`` are made once, however many windows read them."""
+    ``once`` are made once, however many windows read them, and those that are ``packed`` stay."""
     sites: dict[str, set[tuple[object, ...]]] = {}
     guarded: set[str] = set()
     for v in values:
@@ -287,6 +292,8 @@ def _substitute(
     parts = _parts_of_concat(values, guarded, nodes, outside, counts, extents, table)
     chosen: dict[str, tuple[tuple[sympy.Symbol, ...], Expr]] = {}
     for name, positions in sites.items():
+        if name in packed:
+            continue
         if name in parts:
             chosen[name] = (nodes[name].axes, nodes[name].values[0])
         elif name in trivial:

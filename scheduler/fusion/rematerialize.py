@@ -45,6 +45,8 @@ def choose_repeats(
             value = _expanded(m, g, readers, outside, chosen)
             if value is None or any(_makes_anew(m, value, r) or _gathers_often(m, r) for r in readers[name]):
                 continue
+            if any(name in n.packed for r in readers[name] for n in r.nodes):
+                continue
             operands = _bytes_read(value, sizes, sizes.get(name, 0))
             extra = sum(size for r in readers[name] for o, size in operands.items() if o not in r.tensors)
             before = sizes.get(name, 0) * (1 + len(readers[name]))

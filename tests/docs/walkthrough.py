@@ -294,7 +294,7 @@ MODELS = (
 
 def walkthrough(folder: Path, patch: Callable[[Any, str, Any], None]) -> str:
     """The page. ``patch`` sets an attribute for as long as the page is made."""
-    patch(targets, "cpu_target", lambda cores=None, products="auto": CPU)
+    patch(targets, "cpu_target", lambda cores=None, products="auto", libraries="aten": CPU)
     page = HEAD
     for number, model in enumerate(MODELS):
         page += "\n".join(walk(model, folder / str(number), partial(number_from_zero, patch))) + "\n"

@@ -39,6 +39,7 @@ ALLOWED = {
     "facts/digits.py": {"LEAST_STEP": RATIO, "MOST_STEPS": TEXT},
     "facts/fusion_nodes.py": dict.fromkeys(
         ("INLINE_FLOPS", "INLINE_NODES", "CONCAT_NODES", "SUBSTITUTION_DEPTH", "CHEAP_FLOPS", "LONG_ROW"), TEXT),
+    "facts/packed_operands.py": {"REUSED": RATIO},
     "functions/generalise.py": {"_LARGEST_DIVISOR": FORM},
     "functions/unify.py": {"MOST": TEXT, "_LARGEST_DIVISOR": FORM},
     "fusion/fuse.py": dict.fromkeys(("TINY_ELEMENTS", "MAX_TINY", "MOST_TRIED", "MOST_TOLD"), TEXT),

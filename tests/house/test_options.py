@@ -190,6 +190,7 @@ def test_the_fingerprint_holds_what_changes_code_and_nothing_else() -> None:
         "copy_streams": False,
         "tune_numerics": "same",
         "cpu_products": "blas",
+        "libraries": "none",
     }
     keeps = {"tune_budget": 1.0, "cache_dir": "/x", "cache": False, "dump_dir": "/y", "log": "timing"}
     keeps |= {

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 
 import sympy
 
+from ....ir.expr.value import symbol
 from ....ir.graph.graph import MADE_SIZE, TensorType
 from ...kernel import EmitError
-from ..code import Code
+from ..code import SizedCode
 from ..memory.plan_memory import check_arena, place_all
 from ..steps.program import HostProgram
 from ..steps.resolve import resolve
@@ -72,7 +73,7 @@ def emit_export(
     """
     places = {name: ("inputs", k) for k, name in enumerate(inputs)}
     places |= {name: ("weights", k) for name, k in weights.items()}
-    return _LibraryEmitter(Code(program.name), program, places, tuple(sizes)).emit(entry)
+    return _LibraryEmitter(SizedCode(program.name), program, places, tuple(sizes)).emit(entry)
 
 
 @dataclass(slots=True)
@@ -80,7 +81,7 @@ class _LibraryEmitter:
     """The steps in their order, as lines of ``b``. ``at`` has the registers of addresses; ``wrong`` is from where
     the common end of failed launches is reached, with the number of each and where its kernel told what."""
 
-    b: Code
+    b: SizedCode
     program: HostProgram
     places: Mapping[str, tuple[str, int]]
     sizes: tuple[sympy.Symbol, ...]
@@ -123,7 +124,7 @@ class _LibraryEmitter:
                 self.at[name] = self.address(target)
                 self.copy(self.at[name], kind.strides, self.address(source), given)
             case CallLibrary(node) if node.target == MADE_SIZE:
-                self.b.known[sympy.Symbol(node.names[0], integer=True, nonnegative=True)] = self.b.size(node.args[0])
+                self.b.known[symbol(node.names[0])] = self.b.size(node.args[0])
             case Forget():
                 pass
             case Return(()):

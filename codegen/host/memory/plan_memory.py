@@ -81,7 +81,8 @@ def place_all(program: HostProgram) -> HostProgram:
     sizes = _Sizes.of(program, every, ALIGN)
     for s in every:
         if s.nbytes not in sizes.rows or not (s.ours and s.by_address):
-            raise ArenaError(f"{program.name}: {s.name} of {s.nbytes} bytes has no place in an arena")
+            why = "something wants it as a tensor" if s.nbytes in sizes.rows else "data or fractions decide how many"
+            raise ArenaError(f"{program.name}: {s.name} of {s.nbytes} bytes has no place in an arena: {why}")
     if not every:
         return program
     arena, _ = sizes.placed(every)

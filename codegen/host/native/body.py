@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 import sympy
 
-from ..code import Code
+from ..code import SizedCode
 from .table import OWN, place
 
 
 @dataclass(slots=True)
-class Body(Code):
+class Body(SizedCode):
     """In the text, ``%table`` is the table, ``%frame``, ``%numbers`` and ``%arguments`` are words on the stack, and
     ``%thread`` keeps the state of the thread while the lock is released."""
 

@@ -143,7 +143,9 @@ class _D:
         made = self.fma(n, self.f(math.log(2)), low)
         made = self.select(self.is_("ult", x, self.f(math.inf)), made, x)  # infinity stays, NaN is seen to below
         made = self.select(self.is_("oeq", x, self.f(0.0)), self.f(-math.inf), made)
-        return self.select(self.is_("uge", x, self.f(0.0)), self.select(self.is_("uno", x, x), x, made), self.f(math.nan))
+        return self.select(
+            self.is_("uge", x, self.f(0.0)), self.select(self.is_("uno", x, x), x, made), self.f(math.nan)
+        )
 
     def turned(self, x: Val) -> tuple[Val, Val, Val]:
         """Sine and cosine of what x is beyond the nearest quarter of a turn, and the number of quarters in its low

@@ -19,7 +19,7 @@ from ..context import ImportContext, ReductionSpace, Tensor
 from ..registry import LIBRARY_REASONS, NoConversion, converter
 from ..terms import axes, index_value, linear_offset
 from .scatter import Source, scatter, source_axes
-from .sorting import Rows, before, first_in_order, in_order
+from .sorting import SortedRows, before, first_in_order, in_order
 
 # Elements of the longest row that is compared with itself.
 LONGEST = 512
@@ -57,7 +57,7 @@ def sort(
     """Stable. Without that eager keeps an order of equals for some types and widths of registers, not for others."""
     length = x.shape[dim % x.rank] if x.rank else sympy.S.One
     if not ctx.calls_libraries(x.device) and length != 1:
-        return _results(ctx, in_order(ctx, Rows.of(ctx, x, dim % x.rank, descending)), dim % x.rank)
+        return _results(ctx, in_order(ctx, SortedRows.of(ctx, x, dim % x.rank, descending)), dim % x.rank)
     _check(ctx, x, length)
     at, used = axes(x.rank), ctx.used()
     if not stable and 1 in used:
@@ -79,7 +79,7 @@ def sort(
     return tuple(made)
 
 
-def _results(ctx: ImportContext, rows: Rows, dim: int) -> tuple[Tensor | None, ...]:
+def _results(ctx: ImportContext, rows: SortedRows, dim: int) -> tuple[Tensor | None, ...]:
     """The current node's values and places, of which those in order have the dimension last."""
     made: list[Tensor | None] = []
     for k, found in enumerate((rows.keys, rows.order)):
@@ -91,13 +91,15 @@ def _results(ctx: ImportContext, rows: Rows, dim: int) -> tuple[Tensor | None, .
 
 
 def _one_of_each(
-    ctx: ImportContext, x: Tensor, dim: int, place: Callable[[Rows], Index], keepdim: bool
+    ctx: ImportContext, x: Tensor, dim: int, place: Callable[[SortedRows], Index], keepdim: bool
 ) -> tuple[Tensor | None, ...]:
     """The current node's values and places: of each row in order what stands at a ``place``."""
     if x.rank == 0:
-        return ctx.compute(ctx.at(x, ()), ctx.type(0), ctx.name(0)), ctx.compute(const(0, _PLACE), ctx.type(1), ctx.name(1))
+        return ctx.compute(ctx.at(x, ()), ctx.type(0), ctx.name(0)), ctx.compute(
+            const(0, _PLACE), ctx.type(1), ctx.name(1)
+        )
     dim %= x.rank
-    rows = in_order(ctx, Rows.of(ctx, x, dim, descending=False))
+    rows = in_order(ctx, SortedRows.of(ctx, x, dim, descending=False))
     at, chosen = axes(x.rank - 1), place(rows)
     made: list[Tensor | None] = []
     for k, found in enumerate((rows.keys, rows.order)):
@@ -117,11 +119,13 @@ def topk(
     if ctx.calls_libraries(x.device) or not k.is_Integer or k == 0 or not x.rank:
         raise NoConversion(LIBRARY_REASONS[str(ctx.node.target)])
     dim %= x.rank
-    return _results(ctx, first_in_order(ctx, Rows.of(ctx, x, dim, largest), int(k)), dim)
+    return _results(ctx, first_in_order(ctx, SortedRows.of(ctx, x, dim, largest), int(k)), dim)
 
 
 @converter("aten.kthvalue.default")
-def kthvalue(ctx: ImportContext, x: Tensor, k: sympy.Expr, dim: int = -1, keepdim: bool = False) -> tuple[Tensor | None, ...]:
+def kthvalue(
+    ctx: ImportContext, x: Tensor, k: sympy.Expr, dim: int = -1, keepdim: bool = False
+) -> tuple[Tensor | None, ...]:
     if ctx.calls_libraries(x.device) or 0 in x.shape:
         raise NoConversion(LIBRARY_REASONS[str(ctx.node.target)])
     return _one_of_each(ctx, x, dim, lambda rows: sympy.sympify(k) - 1, keepdim)
@@ -134,7 +138,7 @@ def _median_in_order(
     return _one_of_each(ctx, x, dim, lambda rows: _middle_place(ctx, rows, skip_nan), keepdim)
 
 
-def _middle_place(ctx: ImportContext, rows: Rows, skip_nan: bool) -> Expr:
+def _middle_place(ctx: ImportContext, rows: SortedRows, skip_nan: bool) -> Expr:
     """Where in each row in order its median stands."""
     length, kind = index_value(rows.length), rows.keys.dtype
     middle: Expr = call("truncdiv", call("sub", length, const(1, _PLACE)), const(2, _PLACE))
@@ -191,9 +195,12 @@ def _median_of_all(ctx: ImportContext, x: Tensor, skip_nan: bool) -> Tensor:
     """Of a tensor as one row."""
     row = ctx.contiguous((x.type.numel,), x.dtype, x.device)
     steps, (place,) = contiguous_strides(x.shape), axes(1)
-    at = [ModularIndexing(place, s, n) if k else FloorDiv(place, s) for k, (s, n) in enumerate(zip(steps, x.shape, strict=True))]
+    at = [
+        ModularIndexing(place, s, n) if k else FloorDiv(place, s)
+        for k, (s, n) in enumerate(zip(steps, x.shape, strict=True))
+    ]
     flat = ctx.temporary(ctx.at(x, at, x.dtype), row, "row")
-    rows = in_order(ctx, Rows.of(ctx, flat, 0, descending=False))
+    rows = in_order(ctx, SortedRows.of(ctx, flat, 0, descending=False))
     return ctx.compute(ctx.at(rows.keys, (_middle_place(ctx, rows, skip_nan),)))
 
 

@@ -65,7 +65,11 @@ def scatter(ctx: ImportContext, monoid: Monoid | None, initial: Expr, source: So
     if ctx.numerics == "eager" and out.dtype.is_half and monoid in (SUM, PRODUCT):
         raise NoConversion("scatter: eager rounds what is combined each time")
     copied = ctx.sizes.hint(out.numel)
-    if ctx.calls_libraries(out.device) and copied > FEW_WIDE and copied > MOST_WIDE * ctx.sizes.hint(sympy.Mul(*source.shape)):
+    if (
+        ctx.calls_libraries(out.device)
+        and copied > FEW_WIDE
+        and copied > MOST_WIDE * ctx.sizes.hint(sympy.Mul(*source.shape))
+    ):
         raise NoConversion(f"scatter: a {kind.value} copy of the whole result would cost more than it saves")
     wide = _node(ctx, monoid, initial, source, ctx.contiguous(out.shape, kind, out.device), ctx.fresh("wide"))
     return ctx.compute(ctx.at(wide, axes(wide.rank)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import sympy
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
@@ -36,7 +37,7 @@ def before(a: Expr, b: Expr, descending: bool) -> Expr:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class SortedRows:
     """Rows along the last dimension: their ``keys``, and the place in the row as it was given of each (None: there)."""
 
     keys: Tensor
@@ -44,7 +45,7 @@ class Rows:
     descending: bool
 
     @classmethod
-    def of(cls, ctx: ImportContext, x: Tensor, dim: int, descending: bool) -> Rows:
+    def of(cls, ctx: ImportContext, x: Tensor, dim: int, descending: bool) -> SortedRows:
         """The rows of ``x`` along a dimension, copied so that they lie one after the other."""
         kept = [n for d, n in enumerate(x.shape) if d != dim]
         kind = DType.INT32 if x.dtype is DType.BOOL else x.dtype.compute
@@ -60,7 +61,7 @@ class Rows:
     def key(self, ctx: ImportContext, at: tuple[Index, ...]) -> Expr:
         return ctx.at(self.keys, at)
 
-    def moved(self, ctx: ImportContext, place: Tensor) -> Rows:
+    def moved(self, ctx: ImportContext, place: Tensor) -> SortedRows:
         """Each element at its ``place``."""
         over = source_axes(self.keys.rank)
         there = (*over[:-1], cast(ctx.at(place, over), _PLACE))
@@ -71,9 +72,9 @@ class Rows:
         for value, kind, suffix in sources:
             found = scattered(ctx, None, const(0, value.dtype), Source(self.keys.shape, there, value), kind, suffix)
             made.append(Tensor(found.buffer, kind))
-        return Rows(made[0], made[1], self.descending)
+        return SortedRows(made[0], made[1], self.descending)
 
-    def chosen(self, ctx: ImportContext, length: sympy.Expr, place: Callable[[sympy.Symbol], sympy.Expr]) -> Rows:
+    def chosen(self, ctx: ImportContext, length: sympy.Expr, place: Callable[[sympy.Symbol], sympy.Expr]) -> SortedRows:
         """As many elements of each row, those at ``place`` of theirs."""
         assert self.order is not None
         *lead, at = axes(self.keys.rank)
@@ -82,14 +83,13 @@ class Rows:
             kind = ctx.contiguous((*x.shape[:-1], length), x.dtype, x.device)
             value = ctx.at(x, (*lead, place(at)), x.dtype)
             made.append(ctx.temporary(value, kind, "chosen"))
-        return Rows(made[0], made[1], self.descending)
+        return SortedRows(made[0], made[1], self.descending)
 
 
-def in_order(ctx: ImportContext, rows: Rows) -> Rows:
+def in_order(ctx: ImportContext, rows: SortedRows) -> SortedRows:
     """Each row in order; those that are equal stay as they stand."""
     length = rows.length
     if length.is_Integer and length <= 1:
-        *at, _ = axes(rows.keys.rank)
         order = ctx.temporary(const(0, _PLACE), replace(rows.keys.type, dtype=_PLACE), "order")
         return replace(rows, order=order) if rows.order is None else rows
     run = length if not length.is_Integer or length <= RUN else sympy.Integer(RUN)
@@ -100,23 +100,27 @@ def in_order(ctx: ImportContext, rows: Rows) -> Rows:
     return rows
 
 
-def first_in_order(ctx: ImportContext, rows: Rows, count: int) -> Rows:
+def first_in_order(ctx: ImportContext, rows: SortedRows, count: int) -> SortedRows:
     """The first ``count`` of each row in order, in order."""
     length = rows.length
     while length.is_Integer and length > RUN and count <= FEW:
         rows = rows.moved(ctx, _ranked(ctx, rows, sympy.Integer(RUN)))
         whole, rest = divmod(int(length), RUN)
         length = sympy.Integer(whole * count + min(rest, count))
-        if count == 1:
-            rows = rows.chosen(ctx, length, lambda at: at * RUN)
-        else:
-            by = sympy.Integer(count)
-            rows = rows.chosen(ctx, length, lambda at: FloorDiv(at, by) * RUN + ModularIndexing(at, sympy.S.One, by))
+        rows = rows.chosen(ctx, length, partial(_first_of_run, count=count))
     found = in_order(ctx, rows)
     return found.chosen(ctx, sympy.Integer(count), lambda at: at)
 
 
-def _ranked(ctx: ImportContext, rows: Rows, run: sympy.Expr) -> Tensor:
+def _first_of_run(at: sympy.Symbol, count: int) -> sympy.Expr:
+    """Where the elements stand of which each run has the first ``count``."""
+    if count == 1:
+        return at * RUN
+    by = sympy.Integer(count)
+    return FloorDiv(at, by) * RUN + ModularIndexing(at, sympy.S.One, by)
+
+
+def _ranked(ctx: ImportContext, rows: SortedRows, run: sympy.Expr) -> Tensor:
     """The place of each element where those of each run are brought in order."""
     shape, at = rows.keys.shape, axes(rows.keys.rank)
     r, place, length = symbol("r0"), at[-1], rows.length
@@ -138,7 +142,7 @@ def _ranked(ctx: ImportContext, rows: Rows, run: sympy.Expr) -> Tensor:
     return ctx.temporary(value, rank.type, "place")
 
 
-def _merged(ctx: ImportContext, rows: Rows, run: int) -> Tensor:
+def _merged(ctx: ImportContext, rows: SortedRows, run: int) -> Tensor:
     """The place of each element where each run of so many, in order, is merged with its neighbour."""
     at, length = axes(rows.keys.rank), int(rows.length)
     *lead, place = at

@@ -22,7 +22,7 @@ LIBRARY = "attention: torch's flash kernel"
 def flash_attention_for_cpu(
     ctx: ImportContext, query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, is_causal: bool = False, *,
     attn_mask: Tensor | None = None, scale: float | None = None,
-) -> tuple[Tensor, None]:  # fmt: skip
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     ours = not ctx.calls_libraries(query.device)
     if ctx.used() - {0} and not ours:
         raise NoConversion(f"{LIBRARY}; its log-sum-exp is read")
@@ -71,7 +71,7 @@ def _decision(ctx: ImportContext, query: Tensor, key: Tensor, causal: bool) -> t
 def _written_out(
     ctx: ImportContext, query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool, mask: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    batch, heads, queries, width = query.shape
+    batch, heads, queries, _ = query.shape
     keys, device, kind = key.shape[2], query.device, query.dtype.compute
     at = b, h, m, n = axes(4)
     r, own = symbol("r0"), _own_head(query, key)
@@ -94,9 +94,7 @@ def _own_head(query: Tensor, key: Tensor) -> sympy.Expr:
     return head if shared == 1 else FloorDiv(head, sympy.Integer(shared))
 
 
-def _scores(
-    ctx: ImportContext, query: Tensor, key: Tensor, scale: float, causal: bool, mask: Tensor | None
-) -> Tensor:
+def _scores(ctx: ImportContext, query: Tensor, key: Tensor, scale: float, causal: bool, mask: Tensor | None) -> Tensor:
     """The scores of all queries and keys, masked ones as low as can be."""
     (batch, heads, queries, width), keys, kind = query.shape, key.shape[2], query.dtype.compute
     at = b, h, m, n = axes(4)
@@ -119,7 +117,9 @@ def _log_of_sums(ctx: ImportContext, scored: Tensor, keys: sympy.Expr) -> Tensor
     (top,) = ctx.reduce(MAX, domain, (element,), scored.device, "top")
     highest = ctx.at(top, at[:3])
     shift = ctx.temporary(Select(call("isinf", highest), const(0.0, kind), highest), top.type, "shift")
-    (total,) = ctx.reduce(SUM, domain, (call("exp", call("sub", element, ctx.at(shift, at[:3]))),), scored.device, "total")
+    (total,) = ctx.reduce(
+        SUM, domain, (call("exp", call("sub", element, ctx.at(shift, at[:3]))),), scored.device, "total"
+    )
     value = call("add", ctx.at(shift, at[:3]), call("log", ctx.at(total, at[:3])))
     return ctx.compute(value, ctx.type(1), ctx.name(1))
 

@@ -27,6 +27,7 @@ from ...facts.convolution import (
     decompose_input_gradient,
     decompose_weight_gradient,
 )
+from ...facts.image_products import decompose_as_product, is_image_product
 from ..canonical.names import fresh_name
 from ..reduction.split_reductions import cuts_for, in_pieces
 
@@ -50,7 +51,11 @@ def decompose_convolutions(graph: Graph, context: PassContext = USUAL) -> Graph:
             nodes += _backward(c, taken, graph, context)
         else:
             decision = _decided(c, Direction.OUTPUT, graph, context)
-            if decision.decomposed:
+            if decision.decomposed and not c.is_depthwise and is_image_product(c):
+                copies = (fresh_name(f"{c.node.names[0]}_{k}", taken) for k in ("images", "filters"))
+                names = _names(c.node.names[0], taken)
+                nodes += decompose_as_product(c, names, decision.reason, tuple(copies))  # type: ignore[arg-type]
+            elif decision.decomposed:
                 nodes += decompose_forward(c, _names(c.node.names[0], taken), decision.reason)
             else:
                 nodes.append(replace(c.node, reason=decision.reason))

@@ -98,13 +98,12 @@ def _moves(access: Reach, along: Iterable[sympy.Symbol]) -> bool:
 
 
 def _has_lanes(shape: NestShape, weight: Reach, reads: list[Reach], inner: set[sympy.Symbol]) -> bool:
-    """Whether lanes along which an operand lies are neighbours in whatever else has them too: the other operands where
-    they run along the sum, else the results. A result is where its last stage writes it."""
+    """Whether an operand lies along lanes that are neighbours in all others that have them, as those along a sum may
+    not be."""
     unit = [v for v, e in (*shape.inner, *shape.rows) if e != 1 and weight.step(v) == 1]
     if any(v in inner for v in unit):
         return all(a.step(v) in (0, 1) for v in unit if v in inner for a in reads)
-    written = [a for a in shape.accesses if a.is_write and _moves(a, unit)]
-    return bool(unit) and any(a.step(v) == 1 for v in unit for a in written)
+    return bool(unit)
 
 
 def _elements(shape: NestShape, access: Reach) -> int:

@@ -16,7 +16,7 @@ import sympy
 from ....ir.nest.hints import CASCADE
 from ....ir.nest.loops import LoopNest
 from ....ir.target import Target
-from ...cost.cpu_kernels import TILE_PANELS, TILE_ROWS, TILE_TERMS, packs_panels, register_tiles
+from ...cost.cpu_kernels import TILE_LEAST, TILE_PANELS, TILE_ROWS, TILE_TERMS, packs_panels, register_tiles
 from ...error import ScheduleError
 from ...schedule.schedule import Schedule
 from ..analysis import analyse
@@ -61,7 +61,8 @@ def _size(nest: LoopNest) -> int:
 def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     roles = product_roles(schedule.nest)
     assert roles is not None
-    lanes, depth = target.lanes(_size(schedule.nest)), 0
+    nest = schedule.nest  # as lowering left it
+    lanes, depth = target.lanes(_size(nest)), 0
     panel: list[tuple[str, str]] = []
     for name in schedule.get_blocks():
         place = ProductLoops(schedule, name)
@@ -73,24 +74,22 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
         row, *rows = place.cut(roles.rows[-1], int(params["rows"]))
         outer.append(row)
         inside = [*rows, vectors, lane]
+        turned = bool(rows) and not schedule.block(name).is_reduction and _leaves_in_rows(nest, roles, name)
+        if turned:
+            inside = [vectors, lane, *rows]
         depth = len([lp for lp in outer if lp])
         terms: list[str] = []
         if schedule.block(name).is_reduction:
-            terms = [place.take(v) for v in roles.over]
-            *_, last = [lp for lp in terms if lp] or [""]
-            if last and not _is_short(schedule, last):
-                run, short = schedule.split(last, [None, TILE_TERMS])
-                schedule.annotate(short, CASCADE, True)
-                terms = [*(lp for lp in terms if lp != last), run, short]
+            terms = _terms(schedule, [lp for v in roles.over if (lp := place.take(v))])
         loops = [lp for lp in (*outer, *terms, *inside) if lp]
         if len(loops) > 1:
             schedule.reorder(*loops)
         if terms:
             take_out(schedule, [lp for lp in (*terms, *inside) if lp], place)
-        for lp in (*rows, vectors):
+        for lp in (lane,) if turned else (*rows, vectors):
             if lp:
                 schedule.unroll(lp)
-        schedule.vectorize(lane)
+        schedule.vectorize(rows[0] if turned else lane)
     if params["pack"]:
         for name, column in panel:
             if schedule.block(name).is_reduction:
@@ -99,9 +98,25 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     parallel_roots(schedule, target)
 
 
-def _is_short(schedule: Schedule, loop: str) -> bool:
-    extent = schedule.extent(loop)
-    return bool(extent.is_Integer and extent <= TILE_TERMS)
+def _leaves_in_rows(nest: LoopNest, roles: DimensionRoles, name: str) -> bool:
+    """Whether what a stage makes of results lies along their rows, across the lanes: tiles are turned in registers."""
+    written = [a for a in analyse(nest).accesses if a.is_write and a.block == name]
+    return any(a.step(roles.rows[-1]) == 1 and a.step(roles.columns[-1]) != 1 for a in written)
+
+
+def _terms(schedule: Schedule, loops: list[str]) -> list[str]:
+    """The loops of a sum; of many terms the last one is summed by itself, so that errors stay small."""
+    if not loops:
+        return loops
+    extents, hint = [schedule.extent(lp) for lp in loops], schedule.nest.symbols.hint
+    last = extents[-1]
+    if not (last.is_Integer and last <= TILE_TERMS):
+        run, short = schedule.split(loops[-1], [None, TILE_TERMS])
+        schedule.annotate(short, CASCADE, True)
+        return [*loops[:-1], run, short]
+    if hint(sympy.Mul(*extents)) > TILE_TERMS and last >= TILE_LEAST:
+        schedule.annotate(loops[-1], CASCADE, True)
+    return loops
 
 
 def _columns(schedule: Schedule, loop: str, vectors: int, lanes: int) -> tuple[str, str, str]:

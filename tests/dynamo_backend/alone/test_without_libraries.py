@@ -103,7 +103,12 @@ def test_convolutions(name: str, transposed: bool, dtype: torch.dtype) -> None:
     g, s, d, p = CONVOLUTIONS[name]
     x, bias = _rand(2, 8, 13, 11, dtype=dtype), _rand(16, dtype=dtype)
     if transposed:
-        check(lambda x, w, b: F.conv_transpose2d(x, w, b, s, p, s - 1, g, d), x, _rand(8, 16 // g, 3, 3, dtype=dtype), bias)
+        check(
+            lambda x, w, b: F.conv_transpose2d(x, w, b, s, p, s - 1, g, d),
+            x,
+            _rand(8, 16 // g, 3, 3, dtype=dtype),
+            bias,
+        )
     else:
         check(lambda x, w, b: F.conv2d(x, w, b, s, p, d, g), x, _rand(16, 8 // g, 3, 3, dtype=dtype), bias)
 
@@ -230,7 +235,10 @@ def test_medians(length: int) -> None:
 
 
 OTHERS: dict[str, tuple[Function, tuple[Tensor, ...]]] = {
-    "embedding bag": (lambda w, i: F.embedding_bag(i, w, mode="mean"), (torch.randn(900, 20), torch.randint(0, 900, (6, 5)))),
+    "embedding bag": (
+        lambda w, i: F.embedding_bag(i, w, mode="mean"),
+        (torch.randn(900, 20), torch.randint(0, 900, (6, 5))),
+    ),
     "pooling": (lambda x: F.max_pool2d(x, 3, 2, 1) + F.avg_pool2d(x, 3, 2, 1), (torch.randn(2, 5, 13, 11),)),
     "adaptive pooling": (lambda x: F.adaptive_avg_pool2d(x, 3), (torch.randn(2, 5, 13, 11),)),
     "cumulative sum": (lambda x: x.cumsum(1), (torch.randn(3, 2000),)),
@@ -273,7 +281,12 @@ ALLOWED = re.compile(
 def test_objects_ask_for_nothing_but_the_c_library_and_a_team() -> None:
     def f(x: Tensor, w: Tensor, q: Tensor) -> tuple[Tensor, ...]:
         y = F.gelu(x @ w) * x.sin().cumsum(1)[:, :1] + x.double().exp().lgamma().float().sum()
-        return y, F.scaled_dot_product_attention(q, q, q), torch.sort(x, stable=True).indices, torch.pow(x.abs(), 1.7).tan()
+        return (
+            y,
+            F.scaled_dot_product_attention(q, q, q),
+            torch.sort(x, stable=True).indices,
+            torch.pow(x.abs(), 1.7).tan(),
+        )
 
     threads = torch.get_num_threads()
     try:

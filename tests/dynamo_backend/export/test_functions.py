@@ -223,3 +223,22 @@ def test_sizes_that_are_multiples_of_others() -> None:
         agree(jitted.call(x), x.view(-1, 4).sum(1))
     with pytest.raises(AssertionError, match="multiple of 4"):
         jitted.call(torch.randn(9))
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "others"),
+    [
+        (lambda x, y: torch.cat([x, y * 2]), ((3, 4), (5, 4)), (((7, 4), (3, 4)), ((2, 4), (9, 4)))),
+        (lambda x, y: x[: y.shape[0]] + y, ((9,), (4,)), (((12,), (7,)),)),
+        (lambda x, y: (torch.arange(x.shape[0]) + x.shape[0] / 2, y.numel() + y.mean()), ((5,), (3,)), (((6,), (2,)),)),
+        (lambda x, y: (x[:0], torch.zeros(0, 3), y, y * 1, x.sum(), torch.ones(3)), ((5,), (3,)), (((6,), (2,)),)),
+        (lambda x, y: (x.view(-1, 4).sum(1), y.mul_(2).sum()), ((16,), (5,)), (((40,), (3,)),)),
+    ],
+    ids=["cat", "slice", "sizes", "nothing", "rows of four"],
+)
+def test_sizes_of_two_inputs(function: Any, shapes: Any, others: Any) -> None:
+    model, args = Function(function), tuple(map(torch.randn, shapes))
+    jitted = Jitted(assemble(export(model, args, dynamic_shapes=(tuple({0: Dim.AUTO} for _ in args),))))
+    for kinds in (shapes, *others):
+        given = tuple(map(torch.randn, kinds))
+        agree(jitted.call(*(x.clone() for x in given)), function(*(x.clone() for x in given)))

@@ -166,6 +166,19 @@ def test_wrong_calls(tmp_path: Path) -> None:
     assert "prefill(tokens: int64[1, " in repr(loaded.prefill)
 
 
+def test_named_tuples_are_plain_ones(tmp_path: Path) -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return {"sorted": x.sort(-1), "most": x.max(0)}
+
+    x = torch.randn(5, 9)
+    torch_mlc.export(export(Model(), (x,)), tmp_path)
+    found = torch_mlc.load(tmp_path)(x)
+    assert type(found["sorted"]) is tuple
+    for name, pair in Model()(x).items():
+        torch.testing.assert_close(found[name], tuple(pair))
+
+
 class Trees(nn.Module):
     """Arguments and results that are trees, with numbers among them."""
 
@@ -199,6 +212,20 @@ def test_convolutions(tmp_path: Path) -> None:
         for n in (1, 2, 7):
             x = torch.randn(n, 3, 20, 20)
             torch.testing.assert_close(loaded(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_variants_for_processors(tmp_path: Path) -> None:
+    """Kernels for several processors, of which the one at hand chooses, give the same."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(40, 30), nn.GELU(), nn.Linear(30, 7), nn.Softmax(-1)), torch.randn(9, 40)
+    program = export(model, (x,))
+    with torch.no_grad():
+        wanted = model(x)
+    for number, targets in enumerate((("x86-64",), ("x86-64-v3", "x86-64"), ("host", "x86-64-v4", "x86-64-v2"))):
+        torch_mlc.export(program, tmp_path / str(number), targets=targets)
+        torch.testing.assert_close(torch_mlc.load(tmp_path / str(number))(x), wanted)
+    told = json.loads((tmp_path / "2" / "model.json").read_text())
+    assert told["targets"][0]["processor"] == "x86-64-v2" and len(told["targets"]) == 3
 
 
 def test_threads_have_state_of_their_own(tmp_path: Path) -> None:

@@ -47,6 +47,15 @@ def test_random_numbers_and_sizes_of_data() -> None:
     assert "aten::nonzero" in refused(Counts(), torch.randn(4))
 
 
+def test_sizes_that_are_fractions_of_others() -> None:
+    class Resize(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.interpolate(x, scale_factor=1.5, mode="bilinear") + 1
+
+    told = refused(Resize(), torch.randn(1, 3, 8, 8), dynamic=({2: Dim("rows", min=2, max=40)},))
+    assert "cannot be exported" in told and "fractions" in told
+
+
 def test_signatures_without_tensors() -> None:
     class Sizes(nn.Module):
         def forward(self, x: Tensor, n: int) -> Any:
@@ -73,7 +82,7 @@ def test_state_that_shares_memory() -> None:
 def test_names_and_targets() -> None:
     model, x = nn.Linear(3, 2), torch.randn(1, 3)
     assert "identifier of C" in refused(model, x, name="my model")
-    assert "targets=('host',)" in refused(model, x, targets=("sm_90",))
+    assert "'sm_90' is none" in refused(model, x, targets=("sm_90",))
     assert "libraries=" in refused(model, x, libraries=("cblas",))
     program = export(model, (x,))
     with pytest.raises(ExportError, match="identifier of C"):
