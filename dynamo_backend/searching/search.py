@@ -63,11 +63,14 @@ class GraphSearch:
     @classmethod
     def of(cls, job: Job, key: GraphKey | None, may_measure: bool) -> GraphSearch:
         """With what the database has of the graph."""
-        options = job.options
+        options, database = job.options, graph_database(job.options)
+        if database is None and options.tune is not True:
+            return cls(job, key, None, why="nothing is to be measured")
         if options.tune == "model" or keeps_order(options) or job.region or job.devices != ["cpu"] or key is None:
             return cls(job, key, None, why="it keeps to the decisions by cost")
-        database = graph_database(options)
-        found = database.decisions(graph_name(key), _target(job)) if database is not None else None
+        if database is None:
+            return cls(job, key, None, why=_why_not(job, may_measure))
+        found = database.decisions(graph_name(key), _target(job))
         return cls(
             job, key, database, found.chosen if found is not None else DecisionOverrides(), _why_not(job, may_measure)
         )
@@ -76,11 +79,12 @@ class GraphSearch:
     def decider(self) -> Decider | None:
         """Who is asked about decisions; nobody where nothing else is known and nobody wants to hear of them."""
         options, measured, recorded = self.job.options, DecisionOverrides(), self.recorded
+        by_hand = options.decisions or DecisionOverrides()
         if self.found is not None:  # which says what there is, whatever was found before
             measured, recorded = self.found.chosen, DecisionOverrides()
-        if not (options.decisions or measured or recorded or self.job.fresh or options.tune is True):
+        if not (by_hand or measured or recorded or self.job.fresh or options.tune is True):
             return None
-        return Decider(options.decisions, measured, recorded)
+        return Decider(by_hand, measured, recorded)
 
     @property
     def left(self) -> float:
@@ -111,10 +115,9 @@ class GraphSearch:
         try:
             with self.job.timer.phase("tune"):
                 base = programs.plan(DecisionOverrides())
-                self.found = search_flips(
-                    programs, base, DECISIONS_SHARE * options.tune_budget, fixed=options.decisions.chosen, known=known,
-                    record=record,
-                )  # fmt: skip
+                fixed = (options.decisions or DecisionOverrides()).chosen
+                share = DECISIONS_SHARE * options.tune_budget
+                self.found = search_flips(programs, base, share, fixed=fixed, known=known, record=record)
         except MeasuringError as error:
             self.why = str(error)
             _LOG.info("%s: decisions are not searched: %s", self.job.name, error)
@@ -150,7 +153,8 @@ class GraphSearch:
         if decider is None or self.key is None or self.job.options.tune is True:
             return True
         place = text_key([graph_name(self.key)])
-        if (SCHEDULES, place) not in {**self.recorded.chosen, **self.job.options.decisions.chosen}:
+        by_hand = self.job.options.decisions or DecisionOverrides()
+        if (SCHEDULES, place) not in {**self.recorded.chosen, **by_hand.chosen}:
             return True
         ways = (Alternative(TUNED), Alternative(DEFAULT))
         return decider.decide(SCHEDULES, place, ways, TUNED, at=self.job.name) == TUNED
