@@ -57,6 +57,9 @@ class GraphSearch:
     found: FlipSearch | None = None
     whole: Estimate | None = None
     kept: bool = True
+    # Why the whole graph was not timed, where kernels were tuned.
+    untimed: str = ""
+    _begun: float = 0.0
     _spent: float = 0.0
     _programs: JobPrograms | None = field(default=None, repr=False)
 
@@ -96,7 +99,7 @@ class GraphSearch:
         """Look for decisions that make the graph faster, where it can be run."""
         if self.why:
             return
-        begun, options = time.monotonic(), self.job.options
+        self._begun, options = time.monotonic(), self.job.options
         assert self.key is not None
         self._programs = programs = JobPrograms(self.job, self.key)
         name, target = graph_name(self.key), _target(self.job)
@@ -124,11 +127,14 @@ class GraphSearch:
         else:
             self._keep(self.found.chosen, self.found.before / self.found.speedup)
         finally:
-            self._spent = time.monotonic() - begun
+            self._spent = time.monotonic() - self._begun
 
     def race(self, plan: Plan, host: Any, kernels: Mapping[str, Any], tuning: Tuning) -> bool:
         """Race the tuned graph with the one by default, and say whether it is kept: where it is faster for sure."""
         if self.why or self._programs is None or self.found is None or not tuning.found_faster:
+            return True
+        if time.monotonic() - self._begun > self.job.options.tune_budget:
+            self.untimed = "no time is left"
             return True
         programs, chosen = self._programs, self.found.chosen
         try:
@@ -139,7 +145,7 @@ class GraphSearch:
                 )
                 self.whole, _ = race_graphs(programs, default, tuned)
         except (MeasuringError, MlcError) as error:
-            self.why = str(error)
+            self.untimed = str(error)
             _LOG.info("%s: the whole graph is not timed: %s", self.job.name, error)
             return True
         self.kept = self.whole.high < 1.0
@@ -179,6 +185,8 @@ class GraphSearch:
                 f"the whole graph by its schedules: {speed}" if self.kept
                 else f"the whole graph is not faster by them for sure ({speed}), so it keeps the default ones"
             )  # fmt: skip
+        if self.untimed:
+            told.append(f"the whole graph was not timed: {self.untimed}")
         return "; ".join(told)
 
     def _keep(self, chosen: DecisionOverrides, seconds: float) -> None:
