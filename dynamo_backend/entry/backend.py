@@ -26,7 +26,7 @@ from ...runtime.log import logger, say
 from ...runtime.pool.pool import POOL
 from ...runtime.settings.options import Options
 from ...runtime.timing import process_times
-from ...scheduler.decisions import Decider, DecisionRecord
+from ...scheduler.decisions import Decider, DecisionOverrides, DecisionRecord
 from ..aten_passes.context import AtenContext
 from ..aten_passes.frozen.part import part
 from ..caches.aot_cache import cacheable, is_ahead_of_time, is_cacheable, settings_in_keys
@@ -204,7 +204,7 @@ def job_of(
         with _disable_current_modes(), dynamo_timed("mlc_compile_graph"):
             lists = pass_lists()
             sources = frozen.sources(gm, _metadata(), kind)
-            decider = Decider(settings.decisions)
+            decider = Decider(settings.decisions or DecisionOverrides())
             context = AtenContext(
                 settings, _metadata() if kind != "backward" else None, frozen=frozenset(n.name for n in sources),
                 decider=decider,

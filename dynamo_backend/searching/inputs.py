@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,11 +30,11 @@ class TypicalInputs:
         return {"items": [*self.items], "limit": self.limit, "consumed": [*self.consumed]}
 
 
-def typical_inputs(graph: Graph, count: int, given: Iterable[str] = ()) -> TypicalInputs:
+def typical_inputs(graph: Graph, count: int, devices: Collection[str], given: Iterable[str] = ()) -> TypicalInputs:
     """Inputs of an imported graph that has ``count`` of them; ``given`` are names of those that nobody else holds.
 
     Raises:
-        MeasuringError: there are inputs that are no tensors of this processor and no sizes, or too large ones.
+        MeasuringError: there are inputs that are neither tensors of ``devices`` nor sizes, or too large ones.
     """
     hint, items, total = graph.symbols.hint, list[Any](), 0
     if len(graph.inputs) != count:
@@ -44,8 +44,8 @@ def typical_inputs(graph: Graph, count: int, given: Iterable[str] = ()) -> Typic
             case SizeInput():
                 items.append(hint(i.value))
             case Input():
-                if i.type.device != "cpu":
-                    raise MeasuringError(f"{graph.name} has inputs on {i.type.device}; programs are raced on CPUs")
+                if i.type.device not in devices:
+                    raise MeasuringError(f"{graph.name} has inputs on {i.type.device}, where no program is raced")
                 if i.type.dtype.is_carried:
                     raise MeasuringError(f"{graph.name} has inputs of {i.type.dtype.value}")
                 shape, strides = [hint(n) for n in i.type.shape], [hint(s) for s in i.type.strides]

@@ -72,7 +72,7 @@ class JobPrograms:
     def plan(self, chosen: DecisionOverrides) -> PlannedGraph:
         """The calls of the graph with other decisions. Raises MlcError."""
         options = self.job.options
-        decider = Decider(options.decisions, chosen)
+        decider = self._decider(chosen)
         plan = plan_of(self._apart(decider), self.key)
         fusion = plan.fusion
         machine = context_of(options).target_of("cpu").machine
@@ -107,7 +107,7 @@ class JobPrograms:
 
     def program(self, plan: Plan, chosen: DecisionOverrides) -> bytes:
         """A plan as a program with the schedules of its rules, as bytes. Raises MlcError."""
-        job = self._apart(Decider(self.job.options.decisions, chosen))
+        job = self._apart(self._decider(chosen))
         kernels, host = built(job, plan, Tuning(None, None, job.timer))
         self._know(plan)
         return saved(job, host, kernels)
@@ -125,7 +125,10 @@ class JobPrograms:
     def _know(self, plan: Plan) -> None:
         if self.race is None:
             count = len(self.job.gm.graph.find_nodes(op="placeholder"))
-            self.race = ProgramRace(typical_inputs(plan.imported, count, self.job.given))
+            self.race = ProgramRace(typical_inputs(plan.imported, count, self.job.devices, self.job.given))
+
+    def _decider(self, chosen: DecisionOverrides) -> Decider:
+        return Decider(self.job.options.decisions or DecisionOverrides(), chosen)
 
     def _apart(self, decider: Decider) -> Job:
         """The job as it is compiled for a race: nothing of it is told, dumped or cached, and a kernel that does not

@@ -57,17 +57,23 @@ class GraphSearch:
     found: FlipSearch | None = None
     whole: Estimate | None = None
     kept: bool = True
+    # Why the whole graph was not timed, where kernels were tuned.
+    untimed: str = ""
+    _begun: float = 0.0
     _spent: float = 0.0
     _programs: JobPrograms | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, job: Job, key: GraphKey | None, may_measure: bool) -> GraphSearch:
         """With what the database has of the graph."""
-        options = job.options
+        options, database = job.options, graph_database(job.options)
+        if database is None and options.tune is not True:
+            return cls(job, key, None, why="nothing is to be measured")
         if options.tune == "model" or keeps_order(options) or job.region or job.devices != ["cpu"] or key is None:
             return cls(job, key, None, why="it keeps to the decisions by cost")
-        database = graph_database(options)
-        found = database.decisions(graph_name(key), _target(job)) if database is not None else None
+        if database is None:
+            return cls(job, key, None, why=_why_not(job, may_measure))
+        found = database.decisions(graph_name(key), _target(job))
         return cls(
             job, key, database, found.chosen if found is not None else DecisionOverrides(), _why_not(job, may_measure)
         )
@@ -76,11 +82,12 @@ class GraphSearch:
     def decider(self) -> Decider | None:
         """Who is asked about decisions; nobody where nothing else is known and nobody wants to hear of them."""
         options, measured, recorded = self.job.options, DecisionOverrides(), self.recorded
+        by_hand = options.decisions or DecisionOverrides()
         if self.found is not None:  # which says what there is, whatever was found before
             measured, recorded = self.found.chosen, DecisionOverrides()
-        if not (options.decisions or measured or recorded or self.job.fresh or options.tune is True):
+        if not (by_hand or measured or recorded or self.job.fresh or options.tune is True):
             return None
-        return Decider(options.decisions, measured, recorded)
+        return Decider(by_hand, measured, recorded)
 
     @property
     def left(self) -> float:
@@ -92,7 +99,7 @@ class GraphSearch:
         """Look for decisions that make the graph faster, where it can be run."""
         if self.why:
             return
-        begun, options = time.monotonic(), self.job.options
+        self._begun, options = time.monotonic(), self.job.options
         assert self.key is not None
         self._programs = programs = JobPrograms(self.job, self.key)
         name, target = graph_name(self.key), _target(self.job)
@@ -111,21 +118,23 @@ class GraphSearch:
         try:
             with self.job.timer.phase("tune"):
                 base = programs.plan(DecisionOverrides())
-                self.found = search_flips(
-                    programs, base, DECISIONS_SHARE * options.tune_budget, fixed=options.decisions.chosen, known=known,
-                    record=record,
-                )  # fmt: skip
+                fixed = (options.decisions or DecisionOverrides()).chosen
+                share = DECISIONS_SHARE * options.tune_budget
+                self.found = search_flips(programs, base, share, fixed=fixed, known=known, record=record)
         except MeasuringError as error:
             self.why = str(error)
             _LOG.info("%s: decisions are not searched: %s", self.job.name, error)
         else:
             self._keep(self.found.chosen, self.found.before / self.found.speedup)
         finally:
-            self._spent = time.monotonic() - begun
+            self._spent = time.monotonic() - self._begun
 
     def race(self, plan: Plan, host: Any, kernels: Mapping[str, Any], tuning: Tuning) -> bool:
         """Race the tuned graph with the one by default, and say whether it is kept: where it is faster for sure."""
         if self.why or self._programs is None or self.found is None or not tuning.found_faster:
+            return True
+        if time.monotonic() - self._begun > self.job.options.tune_budget:
+            self.untimed = "no time is left"
             return True
         programs, chosen = self._programs, self.found.chosen
         try:
@@ -136,7 +145,7 @@ class GraphSearch:
                 )
                 self.whole, _ = race_graphs(programs, default, tuned)
         except (MeasuringError, MlcError) as error:
-            self.why = str(error)
+            self.untimed = str(error)
             _LOG.info("%s: the whole graph is not timed: %s", self.job.name, error)
             return True
         self.kept = self.whole.high < 1.0
@@ -150,7 +159,8 @@ class GraphSearch:
         if decider is None or self.key is None or self.job.options.tune is True:
             return True
         place = text_key([graph_name(self.key)])
-        if (SCHEDULES, place) not in {**self.recorded.chosen, **self.job.options.decisions.chosen}:
+        by_hand = self.job.options.decisions or DecisionOverrides()
+        if (SCHEDULES, place) not in {**self.recorded.chosen, **by_hand.chosen}:
             return True
         ways = (Alternative(TUNED), Alternative(DEFAULT))
         return decider.decide(SCHEDULES, place, ways, TUNED, at=self.job.name) == TUNED
@@ -175,6 +185,8 @@ class GraphSearch:
                 f"the whole graph by its schedules: {speed}" if self.kept
                 else f"the whole graph is not faster by them for sure ({speed}), so it keeps the default ones"
             )  # fmt: skip
+        if self.untimed:
+            told.append(f"the whole graph was not timed: {self.untimed}")
         return "; ".join(told)
 
     def _keep(self, chosen: DecisionOverrides, seconds: float) -> None:

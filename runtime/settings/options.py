@@ -375,10 +375,10 @@ class Options:
         values="a script (.py) or traces (.json); as an option also a mapping",
         doc="Schedules by hand for kernels, by the hash of their workload (docs/scheduling.md).",
     )
-    decisions: DecisionOverrides = _option(
+    decisions: DecisionOverrides | None = _option(
         "MLC_DECISIONS",
         parse_decisions,
-        default=DecisionOverrides(),
+        default=None,
         shown="none",
         values="a file (.json); as an option also a mapping",
         changes_code=True,
@@ -430,7 +430,7 @@ def option_specs() -> tuple[OptionSpec, ...]:
 
 def typed_value(spec: OptionSpec, value: object) -> str:
     """A setting's value as one types it: 0, 60s, 4GiB; what "default" means where it is None."""
-    if value is None or value == () or value == DecisionOverrides():
+    if value is None or value == ():
         return spec.shown_default
     if spec.parse is parse_seconds:
         return seconds_text(float(str(value)))

@@ -234,8 +234,8 @@ def parse_cpu_pool(value: object) -> int | None:
         raise ValueRefused(f"auto, 0 for none, or {refused.valid}", ("auto",), text) from None
 
 
-def parse_decisions(value: object) -> DecisionOverrides:
-    if isinstance(value, DecisionOverrides):
+def parse_decisions(value: object) -> DecisionOverrides | None:
+    if value is None or isinstance(value, DecisionOverrides):
         return value
     try:
         given = value if isinstance(value, Mapping) else json.loads(Path(str(value)).read_text(encoding="utf-8"))

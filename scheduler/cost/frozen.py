@@ -47,6 +47,11 @@ def wide_pays(rows: int, elements: int, read: int, wide: int, target: Target) ->
     return library < min(loops, converted)
 
 
+def is_for_libraries(target: Target) -> bool:
+    """Whether weights are packed, or put side by side, for a library at all."""
+    return not target.is_gpu
+
+
 def joint_pays(sizes: Sequence[tuple[int, int, int]], itemsize: int, target: Target) -> bool:
     """Whether products of sizes (rows, inner, columns) that share their rows are worth a copy of their weights side by
     side. A CPU's library multiplies as fast in either form, so that calls are what is spared; products on a GPU that
@@ -95,4 +100,12 @@ def table_pays(steps: int, size: int, elements: int, target: Target) -> bool:
     return not target.is_gpu and steps >= STEPS and elements >= SPREAD * size
 
 
-__all__ = ["joint_pays", "packed_filters_pay", "packed_pays", "packed_times", "table_pays", "wide_pays"]
+__all__ = [
+    "is_for_libraries",
+    "joint_pays",
+    "packed_filters_pay",
+    "packed_pays",
+    "packed_times",
+    "table_pays",
+    "wide_pays",
+]

@@ -76,8 +76,11 @@ ALLOWED = {
     "rules/gpu/copies.py": {"ROW_BYTES": FORM, "MOST_DIMENSIONS": FORM},
     "rules/gpu/cross.py": {"PARTS": FIRST},
     "rules/gpu/fit.py": {"WIDE": FORM, "HALF": FORM},
+    "decisions/decide.py": {"USUAL_BANDWIDTH": "puts decisions in order of which no time is known; decides none"},
+    "decisions/keys.py": {"BACK": TEXT, "DIGITS": FORM},
     "schedule/overrides.py": {"SHORT": FORM, "LEAST": FORM},
     "tuning/database/database.py": {"BUSY_SECONDS": TEXT},
+    "tuning/database/decisions.py": {"MAX_CHOSEN": TEXT},
     "tuning/database/rows.py": dict.fromkeys(("MAX_DEPTH", "MAX_ITEMS", "MAX_SIZE", "MAX_STEPS", "MAX_TRACE"), TEXT),
     "tuning/database/schema.py": {"SCHEMA": FORM},
     "tuning/database/sharing.py": {"MAX_NAMED": TEXT, "MAX_LINE": TEXT, "_CHUNK": TEXT},
@@ -91,6 +94,8 @@ ALLOWED = {
     "tuning/space.py": dict.fromkeys(("MAX_POINTS", "FIRST_RULE", "ANOTHER_EDIT", "MOST_EDITS", "_KEPT"), TEXT),
     "tuning/strategies.py": dict.fromkeys(
         ("MUTANTS", "REPLAYED", "BY_CHANCE", "PARENTS", "CROSSED", "PATIENCE", "BEAM", "NEIGHBOURS"), TEXT),
+    "tuning/flips.py": dict.fromkeys(
+        ("MOST_DECISIONS", "HOPELESS", "MOST_RACED", "TOGETHER", "PLANNING"), TEXT),
     "tuning/model_choice.py": {"DRAFTS": TEXT, "REPLAYS": TEXT},
     "tuning/race.py": {"CONFIDENCE": TEXT, "LEAST_GAIN": TEXT, "NOISES": TEXT, "TOGETHER": TEXT},
     "tuning/tune.py": dict.fromkeys(

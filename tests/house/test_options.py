@@ -137,7 +137,7 @@ def test_every_setting_is_read_under_its_longer_name_which_goes_first() -> None:
     texts = {spec.variable: "nonsense ü" for spec in option_specs()}
     for plain in texts:
         if plain not in ("MLC_CACHE_DIR", "MLC_DUMP_DIR"):  # any text is a folder
-            with pytest.raises(OptionError, match=f"(TORCH_{plain}=nonsense|schedules)"):
+            with pytest.raises(OptionError, match=f"(TORCH_{plain}=nonsense|schedules|decisions)"):
                 Options.resolve(None, None, {f"TORCH_{plain}": texts[plain]})
 
 
@@ -191,6 +191,7 @@ def test_the_fingerprint_holds_what_changes_code_and_nothing_else() -> None:
         "tune_numerics": "same",
         "cpu_products": "blas",
         "libraries": "none",
+        "decisions": {"product:ab": "loops"},
     }
     keeps = {"tune_budget": 1.0, "cache_dir": "/x", "cache": False, "dump_dir": "/y", "log": "timing"}
     keeps |= {

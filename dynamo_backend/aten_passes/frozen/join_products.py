@@ -13,7 +13,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from ....scheduler.cost.frozen import joint_pays
+from ....scheduler.cost.frozen import is_for_libraries, joint_pays
 from ....scheduler.decisions import Alternative
 from ...tracing.hints import hint_of
 from ..context import AtenContext
@@ -53,7 +53,7 @@ def _pays(products: Sequence[WeightProduct], context: AtenContext) -> bool:
     x = products[0].x.meta["val"]
     target = context.target(str(x.device))
     sizes = [(hint_of(x.shape[0]), hint_of(x.shape[1]), p.columns) for p in products]
-    if target.is_gpu or len(sizes) < 2:
+    if not is_for_libraries(target) or len(sizes) < 2:
         return False
     return context.decide(
         "joined-weights", (*sizes, x.dtype), (Alternative("joined"), Alternative("apart")),

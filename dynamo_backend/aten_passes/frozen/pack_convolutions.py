@@ -15,7 +15,7 @@ from functools import cache
 import torch
 from torch import fx
 
-from ....scheduler.cost.frozen import packed_filters_pay
+from ....scheduler.cost.frozen import is_for_libraries, packed_filters_pay
 from ....scheduler.decisions import Alternative
 from ..context import AtenContext
 from ..write import NodeWriter, tidy
@@ -97,7 +97,7 @@ def _pays(f: _Filters, context: AtenContext) -> bool:
     made, weight = f.node.meta["val"], f.weight.meta["val"]
     target = context.target(str(made.device))
     pixels = made.shape[0] * math.prod(made.shape[2:])
-    if target.is_gpu or not has_layout():
+    if not is_for_libraries(target) or not has_layout():
         return False
     pays = packed_filters_pay(weight.numel(), pixels, target)
     return context.decide(

@@ -80,7 +80,7 @@ def is_cheaper(ctx: ImportContext, initial: Expr, shape: Sequence[sympy.Expr], r
         "row-sums", text_key((repr(sums), out.device)),
         (Alternative("segments", segment_nanoseconds(machine, sums)),
          Alternative("atomics", atomic_nanoseconds(machine, sums))),
-        "segments" if by_cost else "atomics", at=ctx.name(0), nbytes=hint(out.nbytes),
+        "segments" if by_cost else "atomics", at=ctx.node.name, nbytes=hint(out.nbytes),
         reason=f"{count} rows of {width} elements",
     )  # fmt: skip
     return chosen == "segments"

@@ -62,7 +62,7 @@ def _decision(ctx: ImportContext, query: Tensor, key: Tensor, causal: bool) -> t
     chosen = ctx.decider.decide(
         "attention", text_key((repr(size), *(f"{t.type.dtype.value} {t.type.strides}" for t in (query, key)))),
         (Alternative("loops", ours_time(size)), Alternative("library", library_time(size))),
-        "loops" if faster else "library", at=ctx.name(0), reason=told,
+        "loops" if faster else "library", at=ctx.node.name, reason=told,
         nbytes=2 * (hint(query.type.nbytes) + hint(key.type.nbytes)),
     )  # fmt: skip
     return chosen == "loops", told

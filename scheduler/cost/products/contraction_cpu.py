@@ -94,8 +94,10 @@ def onednn_multiplies(rows: int, inner: int, columns: int, machine: Machine) -> 
     return spared > ONEDNN_CALL * machine.launch
 
 
-def onednn_times(rows: int, inner: int, columns: int, machine: Machine) -> tuple[float, float]:
-    """Nanoseconds of BLAS and of oneDNN, beyond what both take to call."""
+def onednn_times(rows: int, inner: int, columns: int, machine: Machine) -> tuple[float, float] | None:
+    """Nanoseconds of BLAS and of oneDNN, beyond what both take to call; None where there is no oneDNN."""
+    if machine.is_gpu:
+        return None
     time = 2.0 * rows * inner * columns / machine.matmul
     return time, machine.blas * time + ONEDNN_CALL * machine.launch
 

@@ -73,12 +73,11 @@ def _is_faster(node: Library, types: Mapping[str, TensorType], graph: Graph, con
         return False
     rows, inner, columns = (table.hint(n) for n in (a.shape[0], *b.shape))
     machine = context.target_of(out.device).machine
-    by_cost = onednn_multiplies(rows, inner, columns, machine)
-    if machine.is_gpu:
+    by_cost, times = onednn_multiplies(rows, inner, columns, machine), onednn_times(rows, inner, columns, machine)
+    if times is None:
         return by_cost
-    blas, onednn = onednn_times(rows, inner, columns, machine)
     chosen = context.decide(
-        "blas", lambda: _key(node, types, graph), (Alternative("BLAS", blas), Alternative("oneDNN", onednn)),
+        "blas", lambda: _key(node, types, graph), (Alternative("BLAS", times[0]), Alternative("oneDNN", times[1])),
         "oneDNN" if by_cost else "BLAS", at=node.names[0], nbytes=sum(table.hint(k.nbytes) for k in (a, b, out)),
         reason=f"{rows} x {inner} x {columns}",
     )  # fmt: skip

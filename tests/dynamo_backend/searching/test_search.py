@@ -15,8 +15,9 @@ from torch_mlc.dynamo_backend.reports.report import GraphReport
 from torch_mlc.dynamo_backend.searching import search
 from torch_mlc.runtime.settings.options import OptionError, Options
 from torch_mlc.runtime.targets import cpu_target
-from torch_mlc.scheduler.cost.products import contraction_cpu
+from torch_mlc.scheduler.cost import convolution
 from torch_mlc.scheduler.decisions import ChosenFor, DecisionError, DecisionOverrides
+from torch_mlc.scheduler.facts.contraction import Decision
 from torch_mlc.scheduler.tuning.database import Database, Verdict
 from torch_mlc.scheduler.tuning.flips import FlipSearch
 from torch_mlc.scheduler.tuning.race import Estimate
@@ -28,10 +29,17 @@ def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return torch.relu(x @ w)
 
 
-def explained(folder: Path, **options: Any) -> GraphReport:
+IMAGES = torch.randn(4, 16, 48, 48), torch.randn(16, 1, 3, 3)
+
+
+def depthwise(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.relu(torch.nn.functional.conv2d(torch.relu(x), w, padding=1, groups=16))
+
+
+def explained(folder: Path, fn: Any = product, given: Any = LARGE, **options: Any) -> GraphReport:
     torch._dynamo.reset()
     with torch.no_grad():
-        (graph,) = torch_mlc.explain(product, *LARGE, options={"cache_dir": str(folder), **options}).graphs
+        (graph,) = torch_mlc.explain(fn, *given, options={"cache_dir": str(folder), **options}).graphs
     return graph
 
 
@@ -42,9 +50,14 @@ def decided(graph: GraphReport, kind: str = "product") -> tuple[str, str, Chosen
 
 @pytest.fixture
 def wrong_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loops of ours are taken to multiply as fast as a library that is called for nothing."""
-    rate = cpu_target().machine.matmul
-    monkeypatch.setattr(contraction_cpu, "SMALL", 0.9 / rate)
+    """Depthwise convolutions are taken to be a library's, which needs several times as long for them."""
+    decide = convolution._decide_cpu
+
+    def wrong(*given: Any) -> Decision:
+        found = decide(*given)
+        return found if found.otherwise is None else convolution._between(found.otherwise, 1e4, 0.9e4)
+
+    monkeypatch.setattr(convolution, "_decide_cpu", wrong)
 
 
 def test_a_wrong_cost_is_found_out_kept_and_replayed(
@@ -52,19 +65,19 @@ def test_a_wrong_cost_is_found_out_kept_and_replayed(
 ) -> None:
     monkeypatch.setattr(search, "DECISIONS_SHARE", 0.95)
     monkeypatch.setattr(search, "WHOLE_SHARE", 1.0)  # no time for kernels
-    before = explained(tmp_path)
-    assert decided(before) == ("loops", "loops", ChosenFor.COST)
-    tuned = explained(tmp_path, tune=1, tune_budget=150)
-    assert decided(tuned) == ("library", "loops", ChosenFor.MEASURED)
-    assert sum(c.calls for c in tuned.libraries) == 1
+    before = explained(tmp_path, depthwise, IMAGES)
+    assert decided(before, "convolution") == ("library", "library", ChosenFor.COST)
+    tuned = explained(tmp_path, depthwise, IMAGES, tune=1, tune_budget=150)
+    assert decided(tuned, "convolution") == ("loops", "library", ChosenFor.MEASURED)
+    assert len(before.libraries) == 1 and not tuned.libraries
     told = capfd.readouterr().err
     assert "otherwise" in told and "searched" in told
     for mode in ("replay", "0"):
-        replayed = explained(tmp_path, tune=mode)
-        assert decided(replayed) == ("library", "loops", ChosenFor.RECORDED)
+        replayed = explained(tmp_path, depthwise, IMAGES, tune=mode)
+        assert decided(replayed, "convolution") == ("loops", "library", ChosenFor.RECORDED)
         assert replayed.program.splitlines()[1:] == tuned.program.splitlines()[1:], "but for the graph's name"
     for kept in ({"tune": "replay", "tune_numerics": "same"}, {"tune": "model"}):
-        assert decided(explained(tmp_path, **kept))[0] == "loops"
+        assert decided(explained(tmp_path, depthwise, IMAGES, **kept), "convolution")[0] == "library"
 
 
 def test_a_decision_by_hand_is_taken_and_told(tmp_path: Path) -> None:

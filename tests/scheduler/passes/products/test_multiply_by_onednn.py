@@ -31,9 +31,7 @@ def chosen(fn: Callable[..., Tensor], *inputs: Tensor, target: Target = WIDE, nu
         (traced,) = capture(fn, inputs)
     graph = import_graph(traced)
     context, taken, types = PassContext(numerics, lambda device: target), set(names_in(graph)), graph.types()
-    written = (
-        onednn_product(n, types, graph, taken, context) if isinstance(n, Library) else (n,) for n in graph.nodes
-    )
+    written = (onednn_product(n, types, graph, taken, context) if isinstance(n, Library) else (n,) for n in graph.nodes)
     graph = replace(graph, nodes=tuple(n for group in written for n in group))
     verify(IRModule({graph.name: graph}, graph.name))
     return graph
