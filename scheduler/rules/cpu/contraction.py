@@ -102,8 +102,13 @@ def _has_lanes(shape: NestShape, weight: Reach, reads: list[Reach], inner: set[s
     not be."""
     unit = [v for v, e in (*shape.inner, *shape.rows) if e != 1 and weight.step(v) == 1]
     if any(v in inner for v in unit):
-        return all(a.step(v) in (0, 1) for v in unit if v in inner for a in reads)
+        return all(_is_near(a.step(v)) for v in unit if v in inner for a in reads)
     return bool(unit)
+
+
+def _is_near(step: sympy.Expr | None) -> bool:
+    """Whether neighbours lie beside each other, or as far apart as the parts of a word are many."""
+    return step is not None and bool(step.is_Integer) and 0 <= int(step) <= MOST_PACKED
 
 
 def _elements(shape: NestShape, access: Reach) -> int:
