@@ -37,6 +37,7 @@ from .rewrite import Rewrite, rewrite_of
 from .terms import is_linear
 from .write import EinsumWriter, scaled_by
 
+
 @dataclass(frozen=True, slots=True)
 class Root:
     """A node whose elements are those of a product, read at ``indices`` in ``axes``, and summed over ``summed``."""
@@ -60,7 +61,7 @@ class Root:
 
 
 @dataclass(slots=True)
-class Sites:
+class ProductSites:
     """The products of one graph, for rules to ask."""
 
     graph: Graph
@@ -342,4 +343,4 @@ class Sites:
         return self.graph.symbols.hint(kind.nbytes)
 
 
-__all__ = ["Root", "Sites"]
+__all__ = ["ProductSites", "Root"]
