@@ -67,10 +67,15 @@ class Search:
     def best(self, graph: Graph) -> State:
         """The state that saves most; one without steps where nothing saves anything."""
         best = State(graph)
+        slack: float | None = None
         waiting: list[tuple[float, int, State]] = [(0.0, 0, best)]
         count = 0
         while waiting and self.budget.left > 0:
             _, _, state = heapq.heappop(waiting)
+            if state.gain < best.gain:
+                slack = _least(ProductSites(graph, self.context)) if slack is None else slack
+                if state.gain < best.gain + slack:
+                    break  # and so are all that wait
             self.budget.left -= 1
             sites = ProductSites(state.graph, self.context, set(self.taken))
             # What a step may lose so that its graph is still followed: nothing where it stands on a loss already.
@@ -101,7 +106,7 @@ class Search:
         paying = [k for k, r in enumerate(found) if r.gain > 0 and k not in free]
         if paying:
             first = max(paying, key=lambda k: (found[k].gain, -k))
-            yield from ((k,) for k in sorted({first, *meeting[first]}))
+            yield from ((k,) for k in sorted({first, *(j for j in meeting[first] if found[j].gain > 0)}))
             return
         yield from ((k,) for k, r in enumerate(found) if r.gain <= 0)
 
