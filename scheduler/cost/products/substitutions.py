@@ -67,3 +67,9 @@ def gain_of(before: float, after: float) -> float:
     """Nanoseconds that a substitution saves beyond the least that it has to: it pays where that is above zero, and
     several together where their sum is."""
     return min(before * (1 - WORTH) - after, before - after - LEAST_GAIN)
+
+
+def joins_copies(by_rows: bool, machine: Machine) -> bool:
+    """Whether operands may be put side by side for one product in the place of several: rows always, columns not on
+    GPUs, where products of one operand with several weights are one launch as they are."""
+    return by_rows or not machine.is_gpu

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import sympy
 
@@ -16,14 +17,14 @@ from ....ir.expr.value import Expr, IndexValue, Load, Select, call, const, is_va
 from ....ir.graph.facts import makers_of, places_of
 from ....ir.graph.graph import Compute, Library, Node, TensorType, uses
 from ....ir.nest.loops import contiguous_strides
-from ...cost.products.substitutions import gain_of, pass_time
+from ...cost.products.substitutions import gain_of, joins_copies, pass_time
 from ...facts.definitions import Definitions
 from ...facts.views import readers_of, results_of
 from ..canonical.names import fresh_name
 from ..products.operands import Product, product_of
 from .einsum import Einsum
 from .rewrite import Rewrite, rewrite_of
-from .sites import Root, Sites
+from .sites import ProductSites, Root
 
 ROW, COLUMN, TERM, PART = (symbol(f"join_{s}") for s in ("row", "column", "term", "part"))
 # More products are not put side by side: what makes the copy asks for each element which of them it is from.
@@ -47,13 +48,13 @@ class Family:
         return ROW if self.by_rows else COLUMN
 
 
-def join_products(sites: Sites, product: Product) -> Iterator[Rewrite]:
+def join_products(sites: ProductSites, product: Product) -> Iterator[Rewrite]:
     """All products that share an operand with this one, which is the first of them, as one."""
     for family in families(sites).get(product.name, ()):
         yield from _joined(sites, family)
 
 
-def families(sites: Sites) -> dict[str, list[Family]]:
+def families(sites: ProductSites) -> dict[str, list[Family]]:
     """Products that may be joined, by the first of each family."""
     if sites.families is None:
         sites.families = {}
@@ -62,7 +63,7 @@ def families(sites: Sites) -> dict[str, list[Family]]:
     return sites.families
 
 
-def _families(sites: Sites) -> Iterator[Family]:
+def _families(sites: ProductSites) -> Iterator[Family]:
     found: dict[tuple[object, ...], list[tuple[Product, Load, Load, dict[sympy.Symbol, sympy.Expr]]]] = {}
     for node in sites.graph.nodes:
         p = product_of(node)
@@ -71,7 +72,9 @@ def _families(sites: Sites) -> Iterator[Family]:
         rows, columns = p.type.shape
         extents = {ROW: rows, COLUMN: columns, TERM: sites.reader.types[p.left].shape[-1]}
         here = Definitions(sites.graph, extents)
-        left, right = (here.base(Load(n, at, p.type.dtype)) for n, at in ((p.left, (ROW, TERM)), (p.right, (TERM, COLUMN))))
+        left, right = (
+            here.base(Load(n, at, p.type.dtype)) for n, at in ((p.left, (ROW, TERM)), (p.right, (TERM, COLUMN)))
+        )
         size = (*extents.values(), p.type.dtype, p.type.device, p.alpha, p.beta, p.node.rounded)
         found.setdefault((*size, "rows", right), []).append((p, right, left, extents))
         found.setdefault((*size, "columns", left), []).append((p, left, right, extents))
@@ -83,7 +86,7 @@ def _families(sites: Sites) -> Iterator[Family]:
                 yield Family(products, "rows" in key, members[0][1], loads, members[0][3])
 
 
-def _may_move(sites: Sites, members: Sequence[Product]) -> bool:
+def _may_move(sites: ProductSites, members: Sequence[Product]) -> bool:
     """Whether all may be made at once: none needs another, and nothing is written between them."""
     places, makers = places_of(sites.graph), makers_of(sites.graph)
     own = {p.name for p in members}
@@ -102,7 +105,7 @@ def _may_move(sites: Sites, members: Sequence[Product]) -> bool:
     return True
 
 
-def _joined(sites: Sites, family: Family) -> Iterator[Rewrite]:
+def _joined(sites: ProductSites, family: Family) -> Iterator[Rewrite]:
     """One product for a family, and its parts."""
     members, kind = family.members, family.members[0].type
     machine = sites.context.target_of(kind.device).machine
@@ -110,7 +113,7 @@ def _joined(sites: Sites, family: Family) -> Iterator[Rewrite]:
     nodes: list[Node] = []
     copied = 0.0
     if load is None:
-        if len(members) > MOST_COPIED or (machine.is_gpu and not family.by_rows):
+        if len(members) > MOST_COPIED or not joins_copies(family.by_rows, machine):
             return
         made, load, is_new = _side_by_side(sites, family)
         if is_new:
@@ -153,12 +156,12 @@ def _joined(sites: Sites, family: Family) -> Iterator[Rewrite]:
     yield rewrite_of(changed, before, after, [p.name for p in members])
 
 
-def _sharing(sites: Sites, family: Family) -> list[Family]:
+def _sharing(sites: ProductSites, family: Family) -> list[Family]:
     """The families that would read one copy."""
     return [f for row in families(sites).values() for f in row if f.loads == family.loads]
 
 
-def _is_in_memory(sites: Sites, name: str) -> bool:
+def _is_in_memory(sites: ProductSites, name: str) -> bool:
     """Whether a library reads a result, so that a part of another would be copied for it."""
     return any(isinstance(r, Library) for r in readers_of(sites.graph).get(name, ()))
 
@@ -182,14 +185,14 @@ def _as_it_lies(family: Family) -> tuple[tuple[int, ...], Load | None]:
         return count, None
     ordered = sorted(offsets)
     step = ordered[1] - ordered[0]
-    if any(b - a != step for a, b in zip(ordered, ordered[1:], strict=False)):
+    if any(b - a != step for a, b in pairwise(ordered)):
         return count, None
     index = sympy.expand(first.indices[d] + ordered[0] + step * PART)
     load = Load(first.buffer, (*first.indices[:d], index, *first.indices[d + 1 :]), first.dtype)
     return tuple(ordered.index(o) for o in offsets), load
 
 
-def _side_by_side(sites: Sites, family: Family) -> tuple[Compute, Load, bool]:
+def _side_by_side(sites: ProductSites, family: Family) -> tuple[Compute, Load, bool]:
     """A copy of the members' operands one behind the other, the load of it, and whether it was not there yet."""
     first, own = family.members[0], family.own
     size, count = family.extents[own], len(family.members)
@@ -213,7 +216,11 @@ def _side_by_side(sites: Sites, family: Family) -> tuple[Compute, Load, bool]:
     kind = TensorType(shape, contiguous_strides(shape), first.type.dtype, first.type.device)
     here = {own: sympy.expand(PART * size + own), TERM: TERM}
     same = next(
-        (n for n in sites.graph.nodes if isinstance(n, Compute) and n.type == kind and n.axes == at and n.value == value),
+        (
+            n
+            for n in sites.graph.nodes
+            if isinstance(n, Compute) and n.type == kind and n.axes == at and n.value == value
+        ),
         None,
     )
     name = same.name if same is not None else fresh_name(f"{first.name}_joined", sites.taken)

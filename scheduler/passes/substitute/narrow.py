@@ -119,7 +119,9 @@ def _narrow_product(edit: Edit, product: Product) -> None:
     shape = tuple(parts[d].size if d in parts else n for d, n in enumerate(kind.shape))
     axes = tuple(symbol(f"i{d}") for d in range(len(shape)))
     indices = tuple(a + parts[d].start if d in parts else a for d, a in enumerate(axes))
-    indices = tuple(i.xreplace({a: sympy.S.Zero}) if n == 1 else i for i, a, n in zip(indices, axes, shape, strict=True))
+    indices = tuple(
+        i.xreplace({a: sympy.S.Zero}) if n == 1 else i for i, a, n in zip(indices, axes, shape, strict=True)
+    )
     for r in readers:
         values = tuple(rename_loads(_read_in(v, (name,), parts), {name: part}) for v in edit.values[r.names[0]])
         edit.put(r, [_with_values(r, values)])

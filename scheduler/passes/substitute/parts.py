@@ -33,7 +33,7 @@ LEAST_NODES, MOST_NODES = 12, 48
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class GraphPart:
     """The nodes of a graph from ``start`` to ``stop``, as a ``graph`` of its own, at whose beginning stand the views
     ``shown`` that it reads and does not have."""
 
@@ -43,7 +43,7 @@ class Part:
     shown: frozenset[str]
 
 
-def parts_of(graph: Graph) -> Iterator[Part]:
+def parts_of(graph: Graph) -> Iterator[GraphPart]:
     """The parts of a graph that have products, cut where fewest tensors pass."""
     last = _last_uses(graph)
     start = 0
@@ -97,7 +97,7 @@ def _is_tied(graph: Graph, node: Node, name: str) -> bool:
     return product_of(node) is not None or (isinstance(node, Compute) and is_linear(unrounded(node.value)))
 
 
-def _part(graph: Graph, start: int, stop: int, last: dict[str, int]) -> Part | None:
+def _part(graph: Graph, start: int, stop: int, last: dict[str, int]) -> GraphPart | None:
     """The nodes from one place to another; None where they need something whose type is not known."""
     nodes, places, makers, types = graph.nodes[start:stop], places_of(graph), makers_of(graph), graph.types()
     own = {name for n in nodes for name in n.names}
@@ -120,7 +120,7 @@ def _part(graph: Graph, start: int, stop: int, last: dict[str, int]) -> Part | N
     sizes = [i for i in graph.inputs if isinstance(i, SizeInput)]
     outputs = tuple(name for n in nodes for name in n.names if last.get(name, -1) >= stop and name in types)
     part = replace(graph, inputs=(*sizes, *inputs.values()), nodes=(*views, *nodes), outputs=outputs)
-    return Part(start, stop, part, frozenset(shown))
+    return GraphPart(start, stop, part, frozenset(shown))
 
 
 def key_of(graph: Graph) -> Hashable:
@@ -157,4 +157,4 @@ def _key(node: Node, types: Sequence[object]) -> Hashable:
             return id(node)  # they are made after this pass
 
 
-__all__ = ["Part", "key_of", "parts_of"]
+__all__ = ["GraphPart", "key_of", "parts_of"]

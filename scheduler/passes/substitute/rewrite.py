@@ -36,9 +36,7 @@ class Rewrite:
         )  # fmt: skip
 
 
-def rewrite_of(
-    nodes: Mapping[str, tuple[Node, ...]], before: float, after: float, gone: Iterable[str]
-) -> Rewrite:
+def rewrite_of(nodes: Mapping[str, tuple[Node, ...]], before: float, after: float, gone: Iterable[str]) -> Rewrite:
     """A rewrite by the nodes that it writes, of which libraries are told what they stand for."""
     every = [n for made in nodes.values() for n in made]
     own = {name for n in every for name in n.names}

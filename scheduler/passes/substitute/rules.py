@@ -11,7 +11,7 @@ from ...context import PassContext
 from ..products.operands import Product
 from .joined import join_products
 from .rewrite import Rewrite
-from .sites import Sites
+from .sites import ProductSites
 from .sums import distribute, narrow_product, reorder, sum_first
 from .tables import look_up_later
 
@@ -42,36 +42,59 @@ class Numerics(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class Substitution:
     """A rewrite of products. ``find`` gives what it could make of a product, whatever that costs; ``told`` says in a
     few words what it does. One that is ``wide`` looks for products that lie far apart, and is asked for whole graphs,
-    the others for parts of them. ``in_attention``: it may change products that become one kernel with a softmax. ``may_lose``: what it makes may be worth
-    something to another rewrite, so that it is tried where it alone does not pay."""
+    the others for parts of them. ``in_attention``: it may change products that become one kernel with a softmax.
+    ``may_lose``: what it makes may be worth something to another rewrite, so that it is tried where it alone does not
+    pay.
+    """
 
     name: str
     numerics: Numerics
     told: str
-    find: Callable[[Sites, Product], Iterator[Rewrite]]
+    find: Callable[[ProductSites, Product], Iterator[Rewrite]]
     wide: bool = False
     in_attention: bool = False
     may_lose: bool = False
 
-    def applies(self, sites: Sites, product: Product) -> bool:
+    def applies(self, sites: ProductSites, product: Product) -> bool:
         """Whether a product may be rewritten so at all."""
         if not sites.may_change(product) or not self.numerics.allows(product.type.dtype, sites.context):
             return False
         return self.in_attention or not sites.attends(product)
 
 
-RULES: tuple[Rule, ...] = (
-    Rule("join_products", Numerics.BITWISE, "products that share an operand are one", join_products, wide=True,
-         may_lose=True),
-    Rule("narrow_product", Numerics.BITWISE, "rows and columns that nobody reads are left out", narrow_product, in_attention=True),
-    Rule("look_up_later", Numerics.BITWISE, "a table is multiplied before rows of it are chosen", look_up_later),
-    Rule("reorder", Numerics.REASSOCIATED, "factors are multiplied in another order", reorder),
-    Rule("distribute", Numerics.REASSOCIATED, "a sum or a concatenation is multiplied term by term", distribute,
-         may_lose=True),
-    Rule("sum_first", Numerics.OVERFLOW_PRONE, "what is summed behind a product is summed in front of it", sum_first),
+RULES: tuple[Substitution, ...] = (
+    Substitution(
+        "join_products",
+        Numerics.BITWISE,
+        "products that share an operand are one",
+        join_products,
+        wide=True,
+        may_lose=True,
+    ),
+    Substitution(
+        "narrow_product",
+        Numerics.BITWISE,
+        "rows and columns that nobody reads are left out",
+        narrow_product,
+        in_attention=True,
+    ),
+    Substitution(
+        "look_up_later", Numerics.BITWISE, "a table is multiplied before rows of it are chosen", look_up_later
+    ),
+    Substitution("reorder", Numerics.REASSOCIATED, "factors are multiplied in another order", reorder),
+    Substitution(
+        "distribute",
+        Numerics.REASSOCIATED,
+        "a sum or a concatenation is multiplied term by term",
+        distribute,
+        may_lose=True,
+    ),
+    Substitution(
+        "sum_first", Numerics.OVERFLOW_PRONE, "what is summed behind a product is summed in front of it", sum_first
+    ),
 )
 
-__all__ = ["RULES", "Numerics", "Rule"]
+__all__ = ["RULES", "Numerics", "Substitution"]

@@ -20,15 +20,15 @@ from ...context import PassContext
 from ..products.operands import product_of
 from .parts import key_of
 from .rewrite import Rewrite, applied, told
-from .rules import Rule
-from .sites import Sites
+from .rules import Substitution
+from .sites import ProductSites
 
 # How much more than the best graph one may cost that is followed, and how many graphs are looked at in all.
 RELAXED, MOST_GRAPHS = 1.05, 500
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SearchStep:
     """Rewrites that were done at once: their places among all that were found, those that lose something included where
     they may."""
 
@@ -42,11 +42,11 @@ class State:
 
     graph: Graph
     gain: float = 0.0
-    steps: tuple[Step, ...] = ()
+    steps: tuple[SearchStep, ...] = ()
 
 
 @dataclass(slots=True)
-class Budget:
+class GraphBudget:
     """How many graphs may still be looked at."""
 
     left: int = MOST_GRAPHS
@@ -57,9 +57,9 @@ class Search:
     """A search with some rules. ``taken`` are names that new nodes do not get; ``fits`` says whether a graph needs no
     more memory than it may."""
 
-    rules: Sequence[Rule]
+    rules: Sequence[Substitution]
     context: PassContext
-    budget: Budget
+    budget: GraphBudget
     taken: Collection[str] = ()
     fits: Callable[[Graph], bool] = lambda graph: True
     seen: set[Hashable] = field(default_factory=set)
@@ -67,12 +67,17 @@ class Search:
     def best(self, graph: Graph) -> State:
         """The state that saves most; one without steps where nothing saves anything."""
         best = State(graph)
+        slack: float | None = None
         waiting: list[tuple[float, int, State]] = [(0.0, 0, best)]
         count = 0
         while waiting and self.budget.left > 0:
             _, _, state = heapq.heappop(waiting)
+            if state.gain < best.gain:
+                slack = _least(ProductSites(graph, self.context)) if slack is None else slack
+                if state.gain < best.gain + slack:
+                    break  # and so are all that wait
             self.budget.left -= 1
-            sites = Sites(state.graph, self.context, set(self.taken))
+            sites = ProductSites(state.graph, self.context, set(self.taken))
             # What a step may lose so that its graph is still followed: nothing where it stands on a loss already.
             least = partial(_least, sites) if state.gain >= best.gain else _nothing
             found = list(self.found(sites, least))
@@ -101,7 +106,7 @@ class Search:
         paying = [k for k, r in enumerate(found) if r.gain > 0 and k not in free]
         if paying:
             first = max(paying, key=lambda k: (found[k].gain, -k))
-            yield from ((k,) for k in sorted({first, *meeting[first]}))
+            yield from ((k,) for k in sorted({first, *(j for j in meeting[first] if found[j].gain > 0)}))
             return
         yield from ((k,) for k, r in enumerate(found) if r.gain <= 0)
 
@@ -114,18 +119,18 @@ class Search:
         self.seen.add(key)
         if not self.fits(graph):
             return None
-        step = Step(may_lose, tuple(chosen))
+        step = SearchStep(may_lose, tuple(chosen))
         return State(graph, state.gain + sum(found[k].gain for k in chosen), (*state.steps, step))
 
-    def again(self, graph: Graph, steps: Sequence[Step]) -> Graph:
+    def again(self, graph: Graph, steps: Sequence[SearchStep]) -> Graph:
         """What the same steps make of an equal graph."""
         for step in steps:
-            sites = Sites(graph, self.context, set(self.taken))
+            sites = ProductSites(graph, self.context, set(self.taken))
             found = list(self.found(sites, partial(_least, sites) if step.may_lose else _nothing))
             graph = applied(graph, [found[k] for k in step.chosen])
         return graph
 
-    def found(self, sites: Sites, least: Callable[[], float]) -> Iterator[Rewrite]:
+    def found(self, sites: ProductSites, least: Callable[[], float]) -> Iterator[Rewrite]:
         """All rewrites of a graph that lose no more than they may, the last products first."""
         for node in reversed(sites.graph.nodes):
             product = product_of(node)
@@ -141,6 +146,6 @@ def _nothing() -> float:
     return 0.0
 
 
-def _least(sites: Sites) -> float:
+def _least(sites: ProductSites) -> float:
     """The share of a graph's time that a step may lose, below zero."""
     return (1 - RELAXED) * sites.time()

@@ -61,7 +61,7 @@ class Root:
 
 
 @dataclass(slots=True)
-class Sites:
+class ProductSites:
     """The products of one graph, for rules to ask."""
 
     graph: Graph
@@ -298,7 +298,8 @@ class Sites:
         total = sum(self.product_time(p, machine) for name in gone if (p := product_of(makers[name])) is not None)
         for name in goes:
             made = makers[name]
-            if isinstance(made, Compute):
+            # A copy may be made again for what comes, and then saves nothing.
+            if isinstance(made, Compute) and not isinstance(unrounded(made.value), Load):
                 read = sum(self.nbytes(self.reader.types[u]) for u in uses(made) if self.is_memory(u))
                 total += pass_time(read + self.nbytes(made.type), machine)
         if root.summed or isinstance(root.node, Compute):
@@ -343,4 +344,4 @@ class Sites:
         return self.graph.symbols.hint(kind.nbytes)
 
 
-__all__ = ["Root", "Sites"]
+__all__ = ["ProductSites", "Root"]

@@ -16,10 +16,10 @@ from ....ir.graph.graph import Graph, Node
 from ...context import USUAL, PassContext
 from ..products.operands import product_of
 from .narrow import narrow
-from .parts import Part, key_of, parts_of
+from .parts import GraphPart, key_of, parts_of
 from .peak import peak_of
 from .rules import RULES
-from .search import Budget, Search, Step
+from .search import GraphBudget, Search, SearchStep
 
 _FAR = tuple(r for r in RULES if r.wide)
 _NEAR = tuple(r for r in RULES if not r.wide)
@@ -29,11 +29,13 @@ def substitute(graph: Graph, context: PassContext = USUAL) -> Graph:
     """Replace products by others, again and again, until none is faster."""
     graph = narrow(graph)
     count = sum(product_of(n) is not None for n in graph.nodes)
-    budget = Budget()
-    known: dict[Hashable, tuple[Step, ...]] = {}
+    budget = GraphBudget()
+    known: dict[Hashable, tuple[SearchStep, ...]] = {}
     if count > 1:
         before = graph
-        graph = Search(_FAR, context, budget, names_in(graph), lambda g: peak_of(g) <= peak_of(before)).best(graph).graph
+        graph = (
+            Search(_FAR, context, budget, names_in(graph), lambda g: peak_of(g) <= peak_of(before)).best(graph).graph
+        )
     for _ in range(count):
         found = _in_parts(graph, context, budget, known)
         if found is graph:
@@ -42,9 +44,11 @@ def substitute(graph: Graph, context: PassContext = USUAL) -> Graph:
     return graph
 
 
-def _in_parts(graph: Graph, context: PassContext, budget: Budget, known: dict[Hashable, tuple[Step, ...]]) -> Graph:
+def _in_parts(
+    graph: Graph, context: PassContext, budget: GraphBudget, known: dict[Hashable, tuple[SearchStep, ...]]
+) -> Graph:
     """The graph with each part replaced by the best that it could be, where it then needs no more memory."""
-    changed: list[tuple[Part, Graph]] = []
+    changed: list[tuple[GraphPart, Graph]] = []
     taken = set(names_in(graph))
     for part in parts_of(graph):
         search = Search(_NEAR, context, budget, taken)

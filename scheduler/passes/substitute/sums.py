@@ -26,18 +26,18 @@ from ...facts.definitions import Definitions
 from ..products.operands import Product
 from .einsum import Einsum
 from .rewrite import Rewrite
-from .sites import Root, Sites
+from .sites import ProductSites, Root
 from .terms import MOST_TERMS, parts, terms
 
 
-def narrow_product(sites: Sites, product: Product) -> Iterator[Rewrite]:
+def narrow_product(sites: ProductSites, product: Product) -> Iterator[Rewrite]:
     """A part of a product, of which nobody reads the rest, made alone."""
     for root in sites.roots(product):
         if root.node is not product.node and not root.summed and sites.is_narrower(root):
             yield from sites.rewrite(root, [sites.whole(root)], frozenset())
 
 
-def sum_first(sites: Sites, product: Product) -> Iterator[Rewrite]:
+def sum_first(sites: ProductSites, product: Product) -> Iterator[Rewrite]:
     """What is summed of a product's results, of operands that were summed before, in whatever order."""
     for root in sites.roots(product):
         if root.summed:
@@ -46,7 +46,7 @@ def sum_first(sites: Sites, product: Product) -> Iterator[Rewrite]:
             yield from sites.rewrite(root, [e], goes)
 
 
-def reorder(sites: Sites, product: Product) -> Iterator[Rewrite]:
+def reorder(sites: ProductSites, product: Product) -> Iterator[Rewrite]:
     """The product's factors in their fastest order, where it has more than two."""
     goes = sites.goes(product)
     for root in _roots(sites, product) if goes else ():
@@ -55,7 +55,7 @@ def reorder(sites: Sites, product: Product) -> Iterator[Rewrite]:
             yield from sites.rewrite(root, [e], goes)
 
 
-def distribute(sites: Sites, product: Product) -> Iterator[Rewrite]:
+def distribute(sites: ProductSites, product: Product) -> Iterator[Rewrite]:
     """The product as several, of which each has a term of an operand that is a sum, or a part of one that is a
     concatenation; where a term is a product itself, or the same along an axis of the operand."""
     goes = sites.goes(product)
@@ -67,11 +67,11 @@ def distribute(sites: Sites, product: Product) -> Iterator[Rewrite]:
                 yield from sites.rewrite(root, several, goes)
 
 
-def _roots(sites: Sites, product: Product) -> Iterator[Root]:
+def _roots(sites: ProductSites, product: Product) -> Iterator[Root]:
     return (r for r in sites.roots(product) if not r.summed)
 
 
-def _several(sites: Sites, e: Einsum, k: int, goes: frozenset[str]) -> list[Einsum] | None:
+def _several(sites: ProductSites, e: Einsum, k: int, goes: frozenset[str]) -> list[Einsum] | None:
     """The sum as several, by the terms of one factor."""
     f, made = e.factors[k], makers_of(sites.graph).get(e.factors[k].buffer)
     if f.buffer not in goes or not isinstance(made, Compute):
@@ -96,7 +96,7 @@ def _with(e: Einsum, k: int, load: Load, scale: float) -> Einsum:
 
 
 def _cut(
-    sites: Sites, e: Einsum, k: int, axis: sympy.Symbol, joined: list[tuple[sympy.Expr, Load]]
+    sites: ProductSites, e: Einsum, k: int, axis: sympy.Symbol, joined: list[tuple[sympy.Expr, Load]]
 ) -> Iterator[Einsum]:
     """A sum along an axis as sums along parts of it, one for each load that a factor is there."""
     start: sympy.Expr = sympy.S.Zero
@@ -111,7 +111,7 @@ def _cut(
         start = end
 
 
-def _is_spread(sites: Sites, sums: list[Einsum], k: int) -> bool:
+def _is_spread(sites: ProductSites, sums: list[Einsum], k: int) -> bool:
     """Whether a part of a concatenation is the same along an axis along which others vary."""
     along = [frozenset(s for s in e.axes_of(e.factors[k]) if s in e.axes) for e in sums]
     return any(a != frozenset().union(*along) for a in along)

@@ -1,5 +1,6 @@
 """A rule for rows of a table that are multiplied: the table is multiplied instead, where it has fewer rows than are
-chosen, and rows of the result are chosen. An embedding of few words in front of a linear layer is so a table of results.
+chosen, and rows of the result are chosen. An embedding of few words in front of a linear layer so becomes a table
+of results.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from ...facts.views import readers_of, results_of, views_of
 from ..products.operands import Product
 from .einsum import Einsum
 from .rewrite import Rewrite, rewrite_of
-from .sites import Root, Sites
+from .sites import ProductSites, Root
 
 
-def look_up_later(sites: Sites, product: Product) -> Iterator[Rewrite]:
+def look_up_later(sites: ProductSites, product: Product) -> Iterator[Rewrite]:
     """A product with chosen rows of a table, as chosen rows of a product with the table."""
     makers, base = makers_of(sites.graph), views_of(sites.graph).base
     if not any(_chooses(makers.get(base(u))) for u in (product.left, product.right)):
@@ -40,7 +41,7 @@ def _chooses(node: Node | None) -> bool:
     return isinstance(load, Load) and any(map(is_value, load.indices))
 
 
-def _of_table(sites: Sites, root: Root, e: Einsum, k: int) -> tuple[Einsum, sympy.Symbol, Expr] | None:
+def _of_table(sites: ProductSites, root: Root, e: Einsum, k: int) -> tuple[Einsum, sympy.Symbol, Expr] | None:
     """The sum with a table's own row in the place of the axes that choose one: with it that axis, and what chooses."""
     f, made = e.factors[k], makers_of(sites.graph).get(e.factors[k].buffer)
     if not isinstance(made, Compute):
@@ -71,7 +72,7 @@ def _of_table(sites: Sites, root: Root, e: Einsum, k: int) -> tuple[Einsum, symp
 
 
 def _rewritten(
-    sites: Sites, root: Root, whole: Einsum, k: int, of_table: Einsum, own: sympy.Symbol, row: Expr
+    sites: ProductSites, root: Root, whole: Einsum, k: int, of_table: Einsum, own: sympy.Symbol, row: Expr
 ) -> Iterator[Rewrite]:
     kind, machine = root.type, sites.context.target_of(root.type.device).machine
     if of_table.is_empty or whole.is_empty:
@@ -97,7 +98,7 @@ def _rewritten(
     yield rewrite_of({root.name: (*writer.nodes, last)}, before, after, whole.replaced)
 
 
-def _read_alone(sites: Sites, root: Root, name: str) -> frozenset[str]:
+def _read_alone(sites: ProductSites, root: Root, name: str) -> frozenset[str]:
     """The chosen rows, where a product alone reads them."""
     readers = readers_of(sites.graph).get(name, ())
     alone = len(readers) == 1 and isinstance(readers[0], Library) and name not in results_of(sites.graph)

@@ -55,7 +55,9 @@ def run_exact(graph: Graph, given: Sequence[Any]) -> list[Any]:
     for node in graph.nodes:
         match node:
             case Compute():
-                arrays[node.name] = _filled(node.type.shape, node.axes, lambda env, n=node: value_of(n.value, env, arrays))
+                arrays[node.name] = _filled(
+                    node.type.shape, node.axes, lambda env, n=node: value_of(n.value, env, arrays)
+                )
             case View():
                 load = Load(node.source, node.indices, node.type.dtype)
                 arrays[node.name] = _filled(node.type.shape, node.axes, lambda env, e=load: value_of(e, env, arrays))

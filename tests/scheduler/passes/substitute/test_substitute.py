@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from torch_mlc.scheduler.context import USUAL, PassContext
 from torch_mlc.scheduler.passes import substitute
 from torch_mlc.scheduler.passes.products.operands import product_of
 from torch_mlc.scheduler.passes.substitute import einsum, joined, rewrite, sites
+from torch_mlc.scheduler.passes.substitute.search import GraphBudget
 
 
 def imported(fn: Callable[..., object], *inputs: Tensor) -> Graph:
@@ -65,6 +67,9 @@ def eager_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything that may be substituted is, whatever it costs."""
     for module in (joined, rewrite, sites):
         monkeypatch.setattr(module, "gain_of", lambda before, after: 1e9)
+    # Each rewrite seems to pay again: a few of them are enough.
+    whole = import_module("torch_mlc.scheduler.passes.substitute.substitute")
+    monkeypatch.setattr(whole, "GraphBudget", lambda: GraphBudget(10))
 
 
 # --- random programs --------------------------------------------------------------------------------------------------
