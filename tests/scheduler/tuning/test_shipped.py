@@ -10,7 +10,7 @@ import pytest
 from torch_mlc.ir.nest.positions import named_by_position
 from torch_mlc.ir.target import Target
 from torch_mlc.scheduler.schedule.carry import applied
-from torch_mlc.scheduler.tuning.database import Database, Provenance, Verdict
+from torch_mlc.scheduler.tuning.database import Database, Part, Provenance, Verdict
 from torch_mlc.scheduler.tuning.database.rows import checked_trace
 from torch_mlc.scheduler.tuning.database.shipped import FOLDER, Shipped
 from torch_mlc.scheduler.tuning.database.verify import nest_of
@@ -64,7 +64,8 @@ def test_they_are_found_below_what_is_the_users_own(path: Path, tmp_path: Path) 
         machine = Target(**about["facts"]["target"])  # type: ignore[index]
         made = Space(nest, machine).replayed(Draft.from_plain(json.loads(str(line["draft"]))))
         assert made is not None and made.nest == schedule.nest
-        with Database(tmp_path / "own.sqlite", shipped=shipped) as db:
+        part = Part(about["facts"]["part"])  # type: ignore[index]
+        with Database(tmp_path / "own.sqlite", shipped=shipped, part=lambda target, part=part: part) as db:  # type: ignore[misc]
             assert db.lookup(workload, machine) == record
             own = Space(nest, machine).replayed(Space(nest, machine).default())
             assert own is not None
