@@ -43,7 +43,7 @@ from ...scheduler.tuning.search import Search, SearchResult
 from ...scheduler.tuning.seeds import seeds, workload_of
 from ...scheduler.tuning.space import Draft, Numerics, Space
 from ...scheduler.tuning.strategies import Evolution
-from ...scheduler.tuning.tune import Job, search_of, tune_together
+from ...scheduler.tuning.tune import TuningJob, search_of, tune_together
 from .predicting import PredictingMeasurer, measurer_of
 
 _LOG = logger(__name__)
@@ -159,7 +159,7 @@ class Tuning:
         gains most by it. Equal nests are one. ``schedule`` takes what is found."""
         if self.budget is None or self.by_model:
             return
-        jobs: dict[tuple[Target, str], Job] = {}
+        jobs: dict[tuple[Target, str], TuningJob] = {}
         predicts = False
         before = time.monotonic()
         with ExitStack() as stack:
@@ -178,7 +178,7 @@ class Tuning:
                         continue
                     with suppress(ScheduleError):  # no rule: ``schedule`` says so
                         search = self._search(nest, target, measurer, predicts, progress)
-                        jobs[key] = Job(name, search, calls, cost / calls)
+                        jobs[key] = TuningJob(name, search, calls, cost / calls)
             of_job = {job.name: key for key, job in jobs.items()}
             found = tune_together([*jobs.values()], self.budget.seconds, batch=max(_BATCH, self.workers))
         self.budget.seconds = max(0.0, self.budget.seconds - (time.monotonic() - before))

@@ -31,7 +31,7 @@ from .records import Recorded, RecordsError, read_folder
 Array: TypeAlias = "np.ndarray[Any, Any]"
 Holdout: TypeAlias = Literal["kernel", "family"]
 ENSEMBLES: tuple[Of, ...] = ("draft", "nest")
-ROUNDS, FOLDS = 250, 5
+ROUNDS, FOLDS = 200, 5
 # Batches whose equal candidates differ by more than this (as a logarithm) are left out.
 NOISY = 0.05
 # What a model may take of a package.
