@@ -81,7 +81,7 @@ ALLOWED = {
     "tuning/database/schema.py": {"SCHEMA": FORM},
     "tuning/database/sharing.py": dict.fromkeys(
         ("MAX_NAMED", "MAX_LINE", "MAX_DRAFT", "MAX_FEATURES", "_CHUNK"), TEXT,
-    ),  # fmt: skip
+    ),
     "tuning/database/verify.py": {"_MAX_TEXT": TEXT},
     "tuning/database/queries.py": {"_GAIN": TEXT, "MOST_SIMILAR": TEXT},
     "tuning/features.py": {"FEATURES_VERSION": FORM, "_ALL_WRITTEN": FORM},
@@ -99,7 +99,7 @@ ALLOWED = {
             "FIRST_ROUNDS", "MORE_ROUNDS", "FAR_BEHIND", "FINALISTS", "FINAL_ROUNDS", "AT_A_TIME", "MOST_ASKED",
             "PATIENCE", "FIRST_PROMISE", "KEPT_PROMISE",
         ), TEXT,
-    ),  # fmt: skip
+    ),
     "tuning/seeds.py": {"MOST_SEEDS": TEXT, "LOOKED_AT": TEXT},
     "tuning/tune.py": {"LAST_RACE": TEXT, "BEGUN_CHEAPLY": TEXT},
 }  # fmt: skip
