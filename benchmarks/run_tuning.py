@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,11 @@ OPTIONS: Sequence[Option] = (
     click.option("--record", type=_FOLDER, help="Of tuning: measure schedules of many nests into this folder."),
     click.option("--replay", type=_FOLDER, help="Of tuning: strategies on what a folder holds, without noise."),
     click.option("--live", type=_FOLDER, help="Of tuning: a folder's winners again, in --repeat fresh processes."),
+    click.option(
+        "--ship",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="Of tuning --live: write the winners that every process confirmed here, as lines of a tuning database.",
+    ),
     click.option("--candidates", type=click.IntRange(min=8), default=96, help="Of tuning: schedules of a nest."),
     click.option("--strategy", default="random,evolution,tpe,beam,ours,ranked", help="Of tuning: to be replayed."),
     click.option("--seeds", type=click.IntRange(min=1), default=20, help="Of tuning: searches by each strategy."),
@@ -67,7 +72,7 @@ def run_tuning(
     names = choose([r.head.kernel for r in records])
     records = [r for r in records if r.head.kernel in names]
     if ways == ["live"]:
-        _live(records, repeat, out, console, told)
+        _live(records, repeat, out, given["ship"], console, told)
     else:
         _replay(records, given, out, plot, console, told)
 
@@ -142,7 +147,12 @@ def _table(result: Any, told: Sequence[int]) -> Table:
 
 
 def _live(
-    records: Sequence[Any], repeat: int, out: Path, console: Console, told: Callable[[str, int, int], object]
+    records: Sequence[Any],
+    repeat: int,
+    out: Path,
+    ship: Path | None,
+    console: Console,
+    told: Callable[[str, int, int], object],
 ) -> None:
     measuring = importlib.import_module(f"{__package__}.tuning.live")
     winners = measuring.live(records, repeat, told)
@@ -157,8 +167,12 @@ def _live(
     console.print(", ".join(f"{k} {v:.3g}" for k, v in told_all.items()))
     about = begun()
     path = out / f"tuning_live_{stamp(about['created'])}.json"
-    write_json(path, {"schema": "torch-mlc-tuning-live", "version": 1, **about, **told_all,
-                      "machine": describe_machine("cpu"), "kernels": [asdict(w) for w in winners]})  # fmt: skip
+    kernels = [asdict(replace(w, record=None)) for w in winners]
+    body = {"schema": "torch-mlc-tuning-live", "version": 1, **about, **told_all, "machine": describe_machine("cpu")}
+    write_json(path, {**body, "kernels": kernels})
     console.print(f"wrote {path}", soft_wrap=True)
+    if ship is not None:
+        ship.write_text("".join(f"{line}\n" for line in measuring.shipped_lines(winners)))
+        console.print(f"wrote {ship}", soft_wrap=True)
     if any(w.error for w in winners):
         sys.exit(1)

@@ -26,23 +26,24 @@ from ...runtime.log import logger
 from ...runtime.settings.options import Options
 from ...runtime.targets import is_here, named_target
 from ...runtime.timing import PhaseTimer
-from ...runtime.tuning.machine import tuning_database
+from ...runtime.tuning.machine import shipped, tuning_database
 from ...runtime.tuning.progress import Totals, TuneProgress, outcome_text
 from ...scheduler.error import ScheduleError
 from ...scheduler.rules import default_schedule
 from ...scheduler.schedule.carry import carried
 from ...scheduler.schedule.schedule import Schedule
 from ...scheduler.schedule.trace import Trace
-from ...scheduler.tuning.database import Database, Record
-from ...scheduler.tuning.database.shipped import FOLDER
+from ...scheduler.tuning.database import Database, Record, Similar
+from ...scheduler.tuning.database.shipped import FOLDER, Shipped
 from ...scheduler.tuning.database.verify import replayed
 from ...scheduler.tuning.measurer import Measurer, MeasuringError
 from ...scheduler.tuning.model_choice import ChoosingRanker, chosen_by_model
 from ...scheduler.tuning.ranker import Of, RankerError, shipped_rankers
 from ...scheduler.tuning.search import Search, SearchResult
-from ...scheduler.tuning.space import Numerics, Space
+from ...scheduler.tuning.seeds import seeds, workload_of
+from ...scheduler.tuning.space import Draft, Numerics, Space
 from ...scheduler.tuning.strategies import Evolution
-from ...scheduler.tuning.tune import Job, search_of, tune_together
+from ...scheduler.tuning.tune import TuningJob, search_of, tune_together
 from .predicting import PredictingMeasurer, measurer_of
 
 _LOG = logger(__name__)
@@ -139,6 +140,7 @@ class Tuning:
     by_model: bool = False
     anew: bool = False
     rankers: Callable[[Target], Mapping[Of, ChoosingRanker] | None] = rankers_for
+    shipped: Shipped = field(default_factory=shipped)
     # By kernel, as they are made.
     choices: dict[str, Choice] = field(default_factory=dict)
     # By target and workload: what tuning has found.
@@ -157,7 +159,7 @@ class Tuning:
         gains most by it. Equal nests are one. ``schedule`` takes what is found."""
         if self.budget is None or self.by_model:
             return
-        jobs: dict[tuple[Target, str], Job] = {}
+        jobs: dict[tuple[Target, str], TuningJob] = {}
         predicts = False
         before = time.monotonic()
         with ExitStack() as stack:
@@ -176,7 +178,7 @@ class Tuning:
                         continue
                     with suppress(ScheduleError):  # no rule: ``schedule`` says so
                         search = self._search(nest, target, measurer, predicts, progress)
-                        jobs[key] = Job(name, search, calls, cost / calls)
+                        jobs[key] = TuningJob(name, search, calls, cost / calls)
             of_job = {job.name: key for key, job in jobs.items()}
             found = tune_together([*jobs.values()], self.budget.seconds, batch=max(_BATCH, self.workers))
         self.budget.seconds = max(0.0, self.budget.seconds - (time.monotonic() - before))
@@ -244,8 +246,16 @@ class Tuning:
             return None
         with self.timer.phase("tune"):
             space = Space(nest, target, self._numerics_of(nest))
-            schedule = chosen_by_model(space, target, rankers["draft"], rankers["nest"])
+            schedule = chosen_by_model(space, rankers["draft"], rankers["nest"], self._shipped_seeds(space))
         return None if schedule is None else (Choice(ChosenBy.MODEL), schedule)
+
+    def _shipped_seeds(self, space: Space) -> list[Draft]:
+        """What came with the package of similar nests: of that the model may take, since it is the same everywhere."""
+        if not self.shipped.has_any:
+            return []
+        workload = workload_of(space.nest)
+        found = (Similar.of(row) for row in self.shipped.similar(workload))
+        return seeds(space, workload, [s for s in found if s is not None])
 
     def _search(
         self, nest: LoopNest, target: Target, measurer: Measurer, predicts: bool, progress: TuneProgress

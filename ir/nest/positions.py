@@ -46,12 +46,12 @@ def matched(nest: LoopNest, other: LoopNest) -> Naming | None:
     naming = Naming()
     if len(nest.params) != len(other.params) or len(nest.locals) != len(other.locals):
         return None
-    for a, b in zip((*nest.params, *nest.locals), (*other.params, *other.locals), strict=True):
-        naming.buffers[a.name] = b.name
-    ours, theirs = list(walk_nodes(nest.body)), list(walk_nodes(other.body))
-    if len(ours) != len(theirs):
+    for ours, theirs in zip((*nest.params, *nest.locals), (*other.params, *other.locals), strict=True):
+        naming.buffers[ours.name] = theirs.name
+    here, there = list(walk_nodes(nest.body)), list(walk_nodes(other.body))
+    if len(here) != len(there):
         return None
-    for (a, above), (b, beside) in zip(ours, theirs, strict=True):
+    for (a, above), (b, beside) in zip(here, there, strict=True):
         if isinstance(a, Loop) != isinstance(b, Loop) or len(above) != len(beside):
             return None
         if isinstance(a, Loop) and isinstance(b, Loop):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 
-from ...ir.target import Target
 from ..schedule.schedule import Schedule
 from .features import draft_features, nest_features
 from .space import Draft, Space
@@ -16,6 +16,8 @@ from .strategies import Ranker
 # Drafts that are scored, those nearest to the default; how many rules' own schedules they may start from, each of which
 # takes milliseconds; how many drafts are applied and scored as nests.
 DRAFTS, BASES, REPLAYS = 192, 4, 6
+# Of what is known of similar nests, so many are scored as nests too.
+SEEDS = 2
 
 
 class ChoosingRanker(Ranker, Protocol):
@@ -28,9 +30,11 @@ class ChoosingRanker(Ranker, Protocol):
         ...
 
 
-def chosen_by_model(space: Space, target: Target, drafts: Ranker, nests: ChoosingRanker) -> Schedule | None:
-    """The schedule that ``nests`` puts first, of those that ``drafts`` does; None where that is the default, or is not
-    clearly ahead of it. Counts bound the time it takes, not a clock."""
+def chosen_by_model(
+    space: Space, drafts: Ranker, nests: ChoosingRanker, seeds: Sequence[Draft] = ()
+) -> Schedule | None:
+    """The schedule that ``nests`` puts first, of ``seeds`` and of those that ``drafts`` does; None where that is the
+    default, or is not clearly ahead of it. Counts bound the time it takes, not a clock."""
     if not math.isfinite(nests.margin):
         return None
     default = space.replayed(space.default())
@@ -38,12 +42,13 @@ def chosen_by_model(space: Space, target: Target, drafts: Ranker, nests: Choosin
     if default is None or not listed:
         return None
     order = np.argsort(-np.asarray(drafts.scores(draft_features(space, listed)), np.float64), kind="stable")
-    schedules = [default]
+    schedules = [default, *(s for d in seeds[:SEEDS] if (s := space.replayed(d)) is not None)]
+    most = len(schedules) + REPLAYS
     for k in order[: 2 * REPLAYS]:
         schedule = space.replayed(listed[int(k)])
         if schedule is not None:
             schedules.append(schedule)
-        if len(schedules) > REPLAYS:
+        if len(schedules) == most:
             break
     rows = np.stack([nest_features(space, s) for s in schedules])
     scores = np.asarray(nests.scores(rows), np.float64)

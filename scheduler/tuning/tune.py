@@ -85,7 +85,7 @@ def search_of(
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TuningJob:
     """A nest of a graph: its search, how often the graph runs it, and what a call may take before that is measured, in
     units that are the same for all jobs."""
 
@@ -96,7 +96,7 @@ class Job:
 
 
 def tune_together(
-    jobs: Sequence[Job], budget_seconds: float, *, batch: int = 8, clock: Callable[[], float] = time.monotonic
+    jobs: Sequence[TuningJob], budget_seconds: float, *, batch: int = 8, clock: Callable[[], float] = time.monotonic
 ) -> dict[str, SearchResult | MeasuringError]:
     """Tune several nests within one budget. Each batch goes to the nest with the largest calls × time × predicted gain.
 
@@ -107,7 +107,7 @@ def tune_together(
     """
     begun = clock()
     end = begun + budget_seconds
-    open_, waiting = dict[str, Job](), {j.name: j for j in jobs}
+    open_, waiting = dict[str, TuningJob](), {j.name: j for j in jobs}
     found: dict[str, SearchResult | MeasuringError] = {}
     for job in jobs:
         job.search.until, job.search.told = end, (begun, budget_seconds)
@@ -134,7 +134,7 @@ def tune_together(
     return found
 
 
-def _promises(open_: Mapping[str, Job], waiting: Mapping[str, Job]) -> dict[str, float]:
+def _promises(open_: Mapping[str, TuningJob], waiting: Mapping[str, TuningJob]) -> dict[str, float]:
     """Seconds of a run of the graph that the next batch of each job may save, of those whose searches go on."""
     known = [j.search.call_seconds / j.expected for j in open_.values() if j.expected > 0]
     unit = median(known) if known else 1.0

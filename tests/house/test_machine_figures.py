@@ -86,9 +86,11 @@ ALLOWED = {
     "tuning/database/decisions.py": {"MAX_CHOSEN": TEXT},
     "tuning/database/rows.py": dict.fromkeys(("MAX_DEPTH", "MAX_ITEMS", "MAX_SIZE", "MAX_STEPS", "MAX_TRACE"), TEXT),
     "tuning/database/schema.py": {"SCHEMA": FORM},
-    "tuning/database/sharing.py": {"MAX_NAMED": TEXT, "MAX_LINE": TEXT, "_CHUNK": TEXT},
+    "tuning/database/sharing.py": dict.fromkeys(
+        ("MAX_NAMED", "MAX_LINE", "MAX_DRAFT", "MAX_FEATURES", "_CHUNK"), TEXT,
+    ),
     "tuning/database/verify.py": {"_MAX_TEXT": TEXT},
-    "tuning/database/queries.py": {"_GAIN": TEXT},
+    "tuning/database/queries.py": {"_GAIN": TEXT, "MOST_SIMILAR": TEXT},
     "tuning/features.py": {"FEATURES_VERSION": FORM, "_ALL_WRITTEN": FORM},
     "tuning/loop_features.py": {"BUFFERS": TEXT, "DEPTHS": TEXT, "_FAR": FORM},
     "tuning/order.py": {"LARGEST_ACCUMULATORS": "what the emitter of CPUs keeps: a test compares them"},
@@ -99,11 +101,16 @@ ALLOWED = {
         ("MUTANTS", "REPLAYED", "BY_CHANCE", "PARENTS", "CROSSED", "PATIENCE", "BEAM", "NEIGHBOURS"), TEXT),
     "tuning/flips.py": dict.fromkeys(
         ("MOST_DECISIONS", "HOPELESS", "MOST_RACED", "TOGETHER", "PLANNING"), TEXT),
-    "tuning/model_choice.py": {"DRAFTS": TEXT, "REPLAYS": TEXT},
+    "tuning/model_choice.py": {"DRAFTS": TEXT, "BASES": TEXT, "REPLAYS": TEXT, "SEEDS": TEXT},
     "tuning/race.py": {"CONFIDENCE": TEXT, "LEAST_GAIN": TEXT, "NOISES": TEXT, "TOGETHER": TEXT},
-    "tuning/tune.py": dict.fromkeys(
-        ("FIRST_ROUNDS", "MORE_ROUNDS", "FAR_BEHIND", "FINALISTS", "FINAL_ROUNDS", "AT_A_TIME", "MOST_ASKED",
-         "PATIENCE"), TEXT),
+    "tuning/search.py": dict.fromkeys(
+        (
+            "FIRST_ROUNDS", "MORE_ROUNDS", "FAR_BEHIND", "FINALISTS", "FINAL_ROUNDS", "AT_A_TIME", "MOST_ASKED",
+            "PATIENCE", "FIRST_PROMISE", "KEPT_PROMISE",
+        ), TEXT,
+    ),
+    "tuning/seeds.py": {"MOST_SEEDS": TEXT, "LOOKED_AT": TEXT},
+    "tuning/tune.py": {"LAST_RACE": TEXT, "BEGUN_CHEAPLY": TEXT},
 }  # fmt: skip
 
 

@@ -45,6 +45,11 @@ class Shipped:
                     warnings.warn(f"{self.folder / name} has damaged schedules", DatabaseWarning, stacklevel=3)
         return None
 
+    @property
+    def has_any(self) -> bool:
+        """Whether there are files."""
+        return any(self.folder.glob("*.jsonl"))
+
     def similar(self, workload: Workload) -> list[Any]:
         """Rows of what was faster than the default, of every file, for ``Similar.of``."""
         with self._lock:

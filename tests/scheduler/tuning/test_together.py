@@ -13,7 +13,7 @@ from torch_mlc.scheduler.tuning import space as module
 from torch_mlc.scheduler.tuning.database import Verdict
 from torch_mlc.scheduler.tuning.measurer import Entered, Failure, MeasuringError
 from torch_mlc.scheduler.tuning.search import SearchResult
-from torch_mlc.scheduler.tuning.tune import LAST_RACE, Job, search_of, tune, tune_together
+from torch_mlc.scheduler.tuning.tune import LAST_RACE, TuningJob, search_of, tune, tune_together
 
 from .test_tune import CPU, TILED, Listed, Pretender, choice, pointwise
 
@@ -44,12 +44,12 @@ class Kernel(Pretender):
             self.clock.order.append(self.name)
             yield found
 
-    def job(self, calls: float, expected: float) -> Job:
+    def job(self, calls: float, expected: float) -> TuningJob:
         def listed(space: module.Space, rng: random.Random) -> Listed:
             return Listed(space, rng)
 
         search = search_of(pointwise(), CPU, self, strategy=listed, clock=lambda: self.clock.now)
-        return Job(self.name, search, calls, expected)
+        return TuningJob(self.name, search, calls, expected)
 
 
 def steady(seconds: float) -> Times:
@@ -63,7 +63,7 @@ def gaining(seconds: float) -> Times:
     return lambda factor, unroll, visit: seconds * 0.8 ** order.index((factor, unroll))
 
 
-def together(jobs: Sequence[Job], clock: Clock, budget: float, batch: int = 2) -> dict[str, SearchResult]:
+def together(jobs: Sequence[TuningJob], clock: Clock, budget: float, batch: int = 2) -> dict[str, SearchResult]:
     found = tune_together(jobs, budget, batch=batch, clock=lambda: clock.now)
     assert all(isinstance(f, SearchResult) for f in found.values())
     return found  # type: ignore[return-value]

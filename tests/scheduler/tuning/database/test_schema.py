@@ -15,7 +15,7 @@ import pytest
 from torch_mlc.ir.target import Target
 from torch_mlc.scheduler.error import DatabaseWarning
 from torch_mlc.scheduler.schedule.trace import Step, Trace
-from torch_mlc.scheduler.tuning.database import Database, Part, Verdict, target_key
+from torch_mlc.scheduler.tuning.database import Database, Part, Verdict, Workload, target_key
 from torch_mlc.scheduler.tuning.database.schema import SCHEMA
 
 CPU = Target("cpu", "znver3", 2)
@@ -209,3 +209,28 @@ def test_verdicts_of_times_and_failures(tmp_path: Path) -> None:
         for verdict in Verdict:
             with pytest.raises(ValueError, match="measured time"):
                 db.record("w", CPU, trace(1), None if verdict.has_time else 1e-6, verdict=verdict)
+
+
+def test_a_file_of_the_second_form_gets_what_it_has_not(tmp_path: Path) -> None:
+    """What it knows stays; of its workloads and drafts nothing more is known, and they are no seeds."""
+    path = tmp_path / "t.sqlite"
+    with Database(path) as db:
+        db.record(Workload("w", "text"), CPU, trace(0), 1e-6, ratio=0.5, sigma=0.001, draft='{"rule":"r"}')
+    with sqlite3.connect(path) as raw:
+        for table, column in (("workloads", "sketch"), ("workloads", "features"), ("measurements", "draft")):
+            raw.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
+        raw.execute("PRAGMA user_version = 2")
+    raw.close()
+    with Database(path) as db:
+        record = db.lookup("w", CPU)
+        assert record is not None and record.trace == trace(0) and record.ratio == 0.5
+        assert db.similar(Workload("w")) == []
+        sketched = Workload("v", "text", "ab", (1.0, 2.0))
+        db.record(sketched, CPU, trace(1), 1e-6, ratio=0.5, sigma=0.001, draft='{"rule":"r"}')
+        (found,) = db.similar(sketched)
+        assert found.workload == Workload("v", "", "ab", (1.0, 2.0)) and found.draft == {"rule": "r"}
+        lines = [*db.exported()]
+    assert version(path) == SCHEMA
+    with Database(tmp_path / "other.sqlite") as other:
+        assert other.take([("lines", lines)]).left_out == 0
+        assert other.similar(sketched) == [found]
