@@ -117,9 +117,7 @@ class WorkerRace(ABC, Generic[C]):
         that ends the process, or never ends, has a failure, and the others run again. Raises as ``enter`` does."""
         return self._raced(numbers, rounds)
 
-    def _raced(
-        self, numbers: Sequence[int], rounds: int, sizes: int = 1
-    ) -> Mapping[int, Sequence[float] | Failure]:
+    def _raced(self, numbers: Sequence[int], rounds: int, sizes: int = 1) -> Mapping[int, Sequence[float] | Failure]:
         """At so many sizes, of which a sample is the worst, beside the first of those that race."""
         failed: dict[int, Failure] = {}
         with self._process.lock, self._ended_by_interrupts():
