@@ -42,7 +42,7 @@ class Numerics(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Substitution:
+class RewriteRule:
     """A rewrite of products. ``find`` gives what it could make of a product, whatever that costs; ``told`` says in a
     few words what it does. One that is ``wide`` looks for products that lie far apart, and is asked for whole graphs,
     the others for parts of them. ``in_attention``: it may change products that become one kernel with a softmax.
@@ -65,8 +65,8 @@ class Substitution:
         return self.in_attention or not sites.attends(product)
 
 
-RULES: tuple[Substitution, ...] = (
-    Substitution(
+RULES: tuple[RewriteRule, ...] = (
+    RewriteRule(
         "join_products",
         Numerics.BITWISE,
         "products that share an operand are one",
@@ -74,27 +74,25 @@ RULES: tuple[Substitution, ...] = (
         wide=True,
         may_lose=True,
     ),
-    Substitution(
+    RewriteRule(
         "narrow_product",
         Numerics.BITWISE,
         "rows and columns that nobody reads are left out",
         narrow_product,
         in_attention=True,
     ),
-    Substitution(
-        "look_up_later", Numerics.BITWISE, "a table is multiplied before rows of it are chosen", look_up_later
-    ),
-    Substitution("reorder", Numerics.REASSOCIATED, "factors are multiplied in another order", reorder),
-    Substitution(
+    RewriteRule("look_up_later", Numerics.BITWISE, "a table is multiplied before rows of it are chosen", look_up_later),
+    RewriteRule("reorder", Numerics.REASSOCIATED, "factors are multiplied in another order", reorder),
+    RewriteRule(
         "distribute",
         Numerics.REASSOCIATED,
         "a sum or a concatenation is multiplied term by term",
         distribute,
         may_lose=True,
     ),
-    Substitution(
+    RewriteRule(
         "sum_first", Numerics.OVERFLOW_PRONE, "what is summed behind a product is summed in front of it", sum_first
     ),
 )
 
-__all__ = ["RULES", "Numerics", "Substitution"]
+__all__ = ["RULES", "Numerics", "RewriteRule"]

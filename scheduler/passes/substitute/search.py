@@ -20,7 +20,7 @@ from ...context import PassContext
 from ..products.operands import product_of
 from .parts import key_of
 from .rewrite import Rewrite, applied, told
-from .rules import Substitution
+from .rules import RewriteRule
 from .sites import ProductSites
 
 # How much more than the best graph one may cost that is followed, and how many graphs are looked at in all.
@@ -53,11 +53,11 @@ class GraphBudget:
 
 
 @dataclass(slots=True)
-class Search:
+class GraphSearch:
     """A search with some rules. ``taken`` are names that new nodes do not get; ``fits`` says whether a graph needs no
     more memory than it may."""
 
-    rules: Sequence[Substitution]
+    rules: Sequence[RewriteRule]
     context: PassContext
     budget: GraphBudget
     taken: Collection[str] = ()

@@ -26,8 +26,8 @@ from torch_mlc.scheduler.context import USUAL
 from torch_mlc.scheduler.passes.products.operands import product_of
 from torch_mlc.scheduler.passes.substitute import joined, sites
 from torch_mlc.scheduler.passes.substitute import rewrite as rewriting
-from torch_mlc.scheduler.passes.substitute.rules import RULES, Numerics, Substitution
-from torch_mlc.scheduler.passes.substitute.search import GraphBudget, Search
+from torch_mlc.scheduler.passes.substitute.rules import RULES, Numerics, RewriteRule
+from torch_mlc.scheduler.passes.substitute.search import GraphBudget, GraphSearch
 
 SEEDS = range(14)
 BY_NAME = pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
@@ -43,12 +43,12 @@ def graph_of(instance: Instance, dtype: torch.dtype = torch.float64) -> Graph:
     return torch_mlc.from_fx(make_fx(instance.program)(*instance.inputs(random.Random(0), dtype))).graph
 
 
-def rewritten(graph: Graph, rule: Substitution) -> Graph:
+def rewritten(graph: Graph, rule: RewriteRule) -> Graph:
     """The graph by one rule, wherever that has something to do."""
-    return Search((rule,), USUAL, GraphBudget(4), names_in(graph)).best(graph).graph
+    return GraphSearch((rule,), USUAL, GraphBudget(4), names_in(graph)).best(graph).graph
 
 
-def instances(rule: Substitution) -> Iterator[tuple[int, Instance]]:
+def instances(rule: RewriteRule) -> Iterator[tuple[int, Instance]]:
     for seed in SEEDS:
         yield seed, INSTANCES[rule.name](random.Random(seed))
 
@@ -68,7 +68,7 @@ def test_every_rule_has_instances() -> None:
 
 
 @BY_NAME
-def test_both_sides_are_equal_over_rational_numbers(rule: Substitution) -> None:
+def test_both_sides_are_equal_over_rational_numbers(rule: RewriteRule) -> None:
     changed = 0
     for seed, instance in instances(rule):
         graph = graph_of(instance)
@@ -101,7 +101,7 @@ def ran(graph: Graph, inputs: list[torch.Tensor]) -> list[Any]:
 
 
 @BY_NAME
-def test_errors_are_those_of_the_class(rule: Substitution) -> None:
+def test_errors_are_those_of_the_class(rule: RewriteRule) -> None:
     """Against float64, at most twice as far as the graph that was there, over all instances together."""
     own = other = 0.0
     for seed, instance in instances(rule):
@@ -119,7 +119,7 @@ def test_errors_are_those_of_the_class(rule: Substitution) -> None:
 
 @BY_NAME
 @pytest.mark.parametrize("what", [float("nan"), float("inf")], ids=["nan", "inf"])
-def test_what_is_no_number_stays_where_it_is(rule: Substitution, what: float) -> None:
+def test_what_is_no_number_stays_where_it_is(rule: RewriteRule, what: float) -> None:
     for seed, instance in instances(rule):
         rng = random.Random(seed)
         graph = graph_of(instance, torch.float32)
@@ -134,7 +134,7 @@ def test_what_is_no_number_stays_where_it_is(rule: Substitution, what: float) ->
 
 
 @pytest.mark.parametrize("rule", [r for r in RULES if r.numerics is Numerics.BITWISE], ids=lambda r: r.name)
-def test_bitwise_rules_do_not_overflow(rule: Substitution) -> None:
+def test_bitwise_rules_do_not_overflow(rule: RewriteRule) -> None:
     """Where results are near the greatest number, they stay numbers."""
     for seed, instance in instances(rule):
         graph = graph_of(instance, torch.float32)
@@ -200,7 +200,7 @@ def _not_last(index: Any) -> Any:
 
 
 @BY_NAME
-def test_a_rule_made_wrong_is_seen(rule: Substitution) -> None:
+def test_a_rule_made_wrong_is_seen(rule: RewriteRule) -> None:
     """Of all faults, few change nothing: what is exchanged or left out may be alone."""
     seen = unseen = 0
     for seed, instance in instances(rule):
