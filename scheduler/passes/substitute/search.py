@@ -53,7 +53,7 @@ class GraphBudget:
 
 
 @dataclass(slots=True)
-class GraphSearch:
+class RewriteSearch:
     """A search with some rules. ``taken`` are names that new nodes do not get; ``fits`` says whether a graph needs no
     more memory than it may."""
 

@@ -19,7 +19,7 @@ from .narrow import narrow
 from .parts import GraphPart, key_of, parts_of
 from .peak import peak_of
 from .rules import RULES
-from .search import GraphBudget, GraphSearch, SearchStep
+from .search import GraphBudget, RewriteSearch, SearchStep
 
 _FAR = tuple(r for r in RULES if r.wide)
 _NEAR = tuple(r for r in RULES if not r.wide)
@@ -33,11 +33,8 @@ def substitute(graph: Graph, context: PassContext = USUAL) -> Graph:
     known: dict[Hashable, tuple[SearchStep, ...]] = {}
     if count > 1:
         before = graph
-        graph = (
-            GraphSearch(_FAR, context, budget, names_in(graph), lambda g: peak_of(g) <= peak_of(before))
-            .best(graph)
-            .graph
-        )
+        search = RewriteSearch(_FAR, context, budget, names_in(graph), lambda g: peak_of(g) <= peak_of(before))
+        graph = search.best(graph).graph
     for _ in range(count):
         found = _in_parts(graph, context, budget, known)
         if found is graph:
@@ -53,7 +50,7 @@ def _in_parts(
     changed: list[tuple[GraphPart, Graph]] = []
     taken = set(names_in(graph))
     for part in parts_of(graph):
-        search = GraphSearch(_NEAR, context, budget, taken)
+        search = RewriteSearch(_NEAR, context, budget, taken)
         key = key_of(part.graph)
         if key not in known:
             best = search.best(part.graph)

@@ -27,7 +27,7 @@ from torch_mlc.scheduler.passes.products.operands import product_of
 from torch_mlc.scheduler.passes.substitute import joined, sites
 from torch_mlc.scheduler.passes.substitute import rewrite as rewriting
 from torch_mlc.scheduler.passes.substitute.rules import RULES, Numerics, RewriteRule
-from torch_mlc.scheduler.passes.substitute.search import GraphBudget, GraphSearch
+from torch_mlc.scheduler.passes.substitute.search import GraphBudget, RewriteSearch
 
 SEEDS = range(14)
 BY_NAME = pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
@@ -45,7 +45,7 @@ def graph_of(instance: Instance, dtype: torch.dtype = torch.float64) -> Graph:
 
 def rewritten(graph: Graph, rule: RewriteRule) -> Graph:
     """The graph by one rule, wherever that has something to do."""
-    return GraphSearch((rule,), USUAL, GraphBudget(4), names_in(graph)).best(graph).graph
+    return RewriteSearch((rule,), USUAL, GraphBudget(4), names_in(graph)).best(graph).graph
 
 
 def instances(rule: RewriteRule) -> Iterator[tuple[int, Instance]]:

@@ -25,7 +25,7 @@ from torch_mlc.scheduler.passes.substitute import search
 from torch_mlc.scheduler.passes.substitute.parts import MOST_NODES, key_of, parts_of
 from torch_mlc.scheduler.passes.substitute.peak import peak_of
 from torch_mlc.scheduler.passes.substitute.rules import RULES
-from torch_mlc.scheduler.passes.substitute.search import GraphBudget, GraphSearch
+from torch_mlc.scheduler.passes.substitute.search import GraphBudget, RewriteSearch
 
 
 def imported(fn: Callable[..., object], *inputs: Tensor) -> Graph:
@@ -48,7 +48,7 @@ def test_a_step_that_costs_is_taken_where_the_next_ones_pay(monkeypatch: pytest.
     """Both inputs side by side are a copy, which one joint product does not pay for, and eight do."""
     graph = imported(two_streams, *STREAMS)
     joins = [r for r in RULES if r.name == "join_products"]
-    found = GraphSearch(joins, USUAL, GraphBudget(), names_in(graph)).best(graph)
+    found = RewriteSearch(joins, USUAL, GraphBudget(), names_in(graph)).best(graph)
     assert len(found.steps) > 1 and found.gain > 0
     assert products(graph) == 16 and products(found.graph) == 8
     assert sum(isinstance(n, Compute) and "_joined" in n.name for n in found.graph.nodes) == 1
@@ -59,7 +59,7 @@ def test_a_step_that_costs_is_taken_where_the_next_ones_pay(monkeypatch: pytest.
     for have, want in zip(run_exact(substitute(small), given), run_exact(small, given), strict=True):
         np.testing.assert_array_equal(have, want)
     monkeypatch.setattr(search, "RELAXED", 1.0)
-    assert GraphSearch(joins, USUAL, GraphBudget(), names_in(graph)).best(graph).graph is graph
+    assert RewriteSearch(joins, USUAL, GraphBudget(), names_in(graph)).best(graph).graph is graph
 
 
 def block(x: Tensor, w: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -83,8 +83,8 @@ def test_equal_parts_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = {key_of(p.graph) for p in parts}
     assert len(keys) < len(parts)
     searched: list[Graph] = []
-    best = GraphSearch.best
-    monkeypatch.setattr(GraphSearch, "best", lambda self, g: searched.append(g) or best(self, g))
+    best = RewriteSearch.best
+    monkeypatch.setattr(RewriteSearch, "best", lambda self, g: searched.append(g) or best(self, g))
     changed = substitute(graph)
     verify(IRModule({"main": changed}))
     assert products(changed) == products(graph) + 12  # x (w + a b) is x w + (x a) b, in each layer
@@ -108,7 +108,7 @@ def test_the_same_graph_gives_the_same_graph() -> None:
 
 def test_a_search_ends_when_it_has_seen_enough() -> None:
     graph = imported(deep, *DEEP)
-    assert GraphSearch(RULES, USUAL, GraphBudget(0), names_in(graph)).best(graph).graph is graph
+    assert RewriteSearch(RULES, USUAL, GraphBudget(0), names_in(graph)).best(graph).graph is graph
 
 
 def test_memory_does_not_rise() -> None:
