@@ -45,6 +45,8 @@ RULES = (
     "gpu_cross_reduction", "gpu_column_reduction", "gpu_row_persistent", "gpu_row_online", "gpu_row_looped",
     "gpu_plain",
 )  # fmt: skip
+# Rules that came later, and are told by the place of one that does the same work.
+ALIKE = {"cpu_product_tiles": "cpu_contraction"}
 # Hints of buffers are counted, those of names by the sign of what they say.
 _HINTS = (*NUMBERS, *(h.name for h in HINTS.values() if h.of_buffer))
 # What of the rule's own schedule, before edits, a draft's features hold.
@@ -84,7 +86,7 @@ _PARAM = {p: _PLACE[f"draft.param.{p}"] for p in PARAMETERS}
 _KIND = {k: _PLACE[f"draft.edit.{k}"] for k in KINDS}
 _HINT = {h: _PLACE[f"draft.hint.{h}"] for h in _HINTS}
 _SUMMED = {k: _PLACE[f"draft.{k}"] for k in ("chunk", "tile", "jam", "unroll")}
-_RULE = {r: k for k, r in enumerate(RULES)}
+_RULE = {r: RULES.index(ALIKE.get(r, r)) for r in (*RULES, *ALIKE)}
 # What an edit that writes out all iterations counts as.
 _ALL_WRITTEN = 4.0
 

@@ -55,7 +55,7 @@ def interpreted() -> Iterator[None]:
     size = torch.get_rng_state().numel()
     with ExitStack() as patched:
         for module, name, own in (
-            (compilation, "plan_of", _plan_of), (compilation, "start_kernels", _start_kernels),
+            (compilation, "plan_of", _plan_of), (graph_host, "start_kernels", _start_kernels),
             (graph_host, "loaded_kernels", _loaded_kernels), (replays, "_CUDA_STATE", size),
         ):  # fmt: skip
             patched.enter_context(mock.patch.object(module, name, own))

@@ -79,9 +79,10 @@ class ChainedProduct:
         return tuple(self.extents[s] for s in (BATCH, ROW, COLUMN) if s in self.extents)
 
 
-def exponentials(graph: Graph) -> set[str]:
-    """Tensors in whose elements an exponential can be: made of one by element-wise nodes and views alone."""
-    return _spread(graph, (), "exp")
+def exponentials(graph: Graph, given: Iterable[str] = ()) -> set[str]:
+    """Tensors in whose elements an exponential can be: made of one by element-wise nodes and views alone. Those that
+    are ``given`` are made of one outside of the graph."""
+    return _spread(graph, given, "exp")
 
 
 def made_of_products(graph: Graph, products: Iterable[Product]) -> set[str]:

@@ -56,7 +56,7 @@ def _is_part(graph: Graph, node: Node) -> bool:
 
 
 def _rows_of_computes(graph: Graph) -> Graph:
-    """Where a library reads a part of what a kernel makes, and nobody reads more: a kernel that makes the part."""
+    """Where a product reads a part of what a kernel makes, and nobody reads more: a kernel that makes the part."""
     views, readers, makers = views_of(graph), readers_of(graph), makers_of(graph)
     changed: dict[str, Compute] = {}
     shown = {n.source for n in graph.nodes if isinstance(n, View)}
@@ -67,8 +67,10 @@ def _rows_of_computes(graph: Graph) -> Graph:
         made = makers[base]
         if not isinstance(made, Compute) or base in results_of(graph):
             continue
-        read = {u for r in readers.get(base, ()) for u in uses(r) if views.base(u) == base}
-        if read != {node.name} or node.name in shown:
+        of_base = readers.get(base, ())
+        read = {u for r in of_base for u in uses(r) if views.base(u) == base}
+        # Other calls of libraries may look at the memory that a view is of, or give results in its layout.
+        if read != {node.name} or node.name in shown or any(product_of(r) is None for r in of_base):
             continue
         found = Definitions(graph, dict(zip(node.axes, node.type.shape, strict=True)))
         _, indices = views.access(node.name, node.axes, found.extents)

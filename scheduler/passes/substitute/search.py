@@ -55,13 +55,14 @@ class GraphBudget:
 @dataclass(slots=True)
 class RewriteSearch:
     """A search with some rules. ``taken`` are names that new nodes do not get; ``fits`` says whether a graph needs no
-    more memory than it may."""
+    more memory than it may. Of a part of a graph, an exponential can be in the elements of the tensors ``given``."""
 
     rules: Sequence[RewriteRule]
     context: PassContext
     budget: GraphBudget
     taken: Collection[str] = ()
     fits: Callable[[Graph], bool] = lambda graph: True
+    given: Collection[str] = ()
     seen: set[Hashable] = field(default_factory=set)
 
     def best(self, graph: Graph) -> State:
@@ -77,7 +78,7 @@ class RewriteSearch:
                 if state.gain < best.gain + slack:
                     break  # and so are all that wait
             self.budget.left -= 1
-            sites = ProductSites(state.graph, self.context, set(self.taken))
+            sites = ProductSites(state.graph, self.context, set(self.taken), self.given)
             # What a step may lose so that its graph is still followed: nothing where it stands on a loss already.
             least = partial(_least, sites) if state.gain >= best.gain else _nothing
             found = list(self.found(sites, least))
@@ -125,7 +126,7 @@ class RewriteSearch:
     def again(self, graph: Graph, steps: Sequence[SearchStep]) -> Graph:
         """What the same steps make of an equal graph."""
         for step in steps:
-            sites = ProductSites(graph, self.context, set(self.taken))
+            sites = ProductSites(graph, self.context, set(self.taken), self.given)
             found = list(self.found(sites, partial(_least, sites) if step.may_lose else _nothing))
             graph = applied(graph, [found[k] for k in step.chosen])
         return graph

@@ -8,7 +8,7 @@ Which sums stand for a place is what rules say (``rules.py``).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -68,6 +68,8 @@ class ProductSites:
     context: PassContext
     # Names that are not to be given again.
     taken: set[str] = field(default_factory=set)
+    # Of a part of a graph, the tensors from outside in whose elements an exponential can be.
+    given: Collection[str] = ()
     reader: EinsumReader = field(init=False)
     found: Definitions = field(init=False)
     places: dict[str, int] = field(init=False)
@@ -97,7 +99,7 @@ class ProductSites:
         if not can(self.context.target_of(product.type.device), Capability.ATTENTION):
             return False
         if self.raised is None:
-            self.raised = exponentials(self.graph)
+            self.raised = exponentials(self.graph, self.given)
         return not self.raised.isdisjoint((product.left, product.right))
 
     # --- what may be replaced -----------------------------------------------------------------------------------------

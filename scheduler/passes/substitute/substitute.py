@@ -12,8 +12,9 @@ from collections.abc import Hashable
 from dataclasses import replace
 
 from ....ir.graph.facts import names_in
-from ....ir.graph.graph import Graph, Node
+from ....ir.graph.graph import Graph, Input, Node
 from ...context import USUAL, PassContext
+from ..products.chain_elements import exponentials
 from ..products.operands import product_of
 from .narrow import narrow
 from .parts import GraphPart, key_of, parts_of
@@ -49,9 +50,10 @@ def _in_parts(
     """The graph with each part replaced by the best that it could be, where it then needs no more memory."""
     changed: list[tuple[GraphPart, Graph]] = []
     taken = set(names_in(graph))
+    raised = exponentials(graph)
     for part in parts_of(graph):
-        search = RewriteSearch(_NEAR, context, budget, taken)
-        key = key_of(part.graph)
+        search = RewriteSearch(_NEAR, context, budget, taken, given=raised)
+        key = key_of(part.graph), tuple(isinstance(i, Input) and i.name in raised for i in part.graph.inputs)
         if key not in known:
             best = search.best(part.graph)
             known[key], found = best.steps, best.graph

@@ -20,7 +20,7 @@ from torch_mlc.dynamo_backend.searching.programs import ProgramRace
 from torch_mlc.runtime.triton.worker_process import worker_command
 from torch_mlc.runtime.tuning.worker_race import MeasuringProcess
 from torch_mlc.scheduler.tuning.database import Verdict
-from torch_mlc.scheduler.tuning.tune import Entered, Failure, MeasuringError
+from torch_mlc.scheduler.tuning.measurer import Entered, Failure, MeasuringError
 
 VECTOR = {"shape": [64], "strides": [1], "dtype": "float32", "static": False}
 INPUTS = TypicalInputs((VECTOR, 7), 2)
@@ -75,7 +75,7 @@ def test_what_a_program_writes_to_is_put_back(consumed: tuple[int, ...]) -> None
     for number in (1, 2):
         assert answered(service, do="prepare", id=number, program="add") == {}, "the second sees what the first did"
     samples = answered(service, do="time", ids=[0, 1], rounds=2, begun=0)["samples"]
-    assert set(samples) == {"0", "1"} and all(len(s) == 2 for s in samples.values())
+    assert set(samples) == {"0", "1"} and all(len(of_one_size) == 2 for (of_one_size,) in samples.values())
     assert service._inputs[0].sub(before).abs().max() <= (0 if consumed else 1)
     assert answered(service, do="prepare", id=3, program="double")["verdict"] == "wrong"
     assert answered(service, do="drop", ids=[0, 1]) == answered(service, do="end") == {}

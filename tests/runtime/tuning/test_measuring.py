@@ -32,6 +32,7 @@ from torch_mlc.runtime.tuning.measure import MeasureError
 from torch_mlc.runtime.tuning.measuring import SERVICE, WorkerMeasurer
 from torch_mlc.runtime.tuning.worker_race import MeasuringProcess
 from torch_mlc.scheduler.rules import default_schedule
+from torch_mlc.scheduler.schedule.carry import applied
 from torch_mlc.scheduler.schedule.schedule import Schedule
 from torch_mlc.scheduler.tuning.database import Database, Verdict
 from torch_mlc.scheduler.tuning.measurer import Entered, Failure, Measurement, MeasuringError
@@ -120,7 +121,7 @@ def test_tuning_records_verdicts_and_takes_the_fastest_that_is_right(
     made = WorkerMeasurer(DOUBLE, SM90, process=played, run=compiler(lambda k: words.get(k, "double 0.003")))
     found = tune(DOUBLE, SM90, made, 10.0, database)
     known = [m.record for m in database.of_workload(structural_key(DOUBLE))]
-    times = {r.trace.to_json(): r.seconds for r in known if r.verdict.has_time}
+    times = {applied(r.trace, DOUBLE).trace.to_json(): r.seconds for r in known if r.verdict.has_time}
     assert times[found.trace.to_json()] == min(times.values()) >= 0.002
     assert {Verdict.WRONG, Verdict.FAILED} <= {r.verdict for r in known} and not own.launches
     assert len(times) > 1

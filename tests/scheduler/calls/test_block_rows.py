@@ -23,7 +23,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
     gained = iter(range(1, 1 << 20))
     monkeypatch.setattr(pass_module, "gain_of_blocks", lambda *a: float(next(gained)))
-    monkeypatch.setattr(cost_module, "_is_small", lambda *a: False)
+    monkeypatch.setattr(cost_module, "_small_times", lambda *a: None)
 
 
 def rand(*shape: int) -> torch.Tensor:

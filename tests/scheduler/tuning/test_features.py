@@ -46,7 +46,9 @@ def test_names_belong_to_a_version() -> None:
 
 
 def test_every_rule_and_every_hint_has_its_place() -> None:
-    assert {r.name for r in RULES} == set(features.RULES)
+    assert {r.name for r in RULES} == {*features.RULES, *features.ALIKE} and {*features.ALIKE.values()} < {
+        *features.RULES
+    }
     named = {n.removeprefix("draft.hint.") for n in DRAFT_FEATURES if n.startswith("draft.hint.")}
     assert {h.name for h in HINTS.values() if h.given_by == "annotate" and h.changes is not Changes.ROUNDING} <= named
 
