@@ -216,7 +216,7 @@ class _Trial:
         }
         inputs = {b.name for b in nest.given}
         tensors = {
-            name: moved(t.clone(), tolerance * MOVED, k) if name in inputs else t
+            name: moved(_strided_copy(t), tolerance * MOVED, k) if name in inputs else t
             for k, (name, t) in enumerate(given.items())
         }
         found: list[Mapping[str, Tensor]] = [_reference(function, nest, tensors, self.sizes)]
@@ -316,7 +316,9 @@ def _by_aten(function: Callee, nest: LoopNest, tensors: Mapping[str, Tensor], si
 
 
 def _strided_copy(tensor: Tensor) -> Tensor:
-    """A copy with the same strides, gaps and all."""
+    """A copy with the same strides, gaps and all; where elements share memory, one of its own for each."""
+    if _overlaps(tensor.size(), tensor.stride()):
+        return tensor.clone()
     copy = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
     return copy.copy_(tensor)
 

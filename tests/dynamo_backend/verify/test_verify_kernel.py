@@ -130,6 +130,18 @@ def test_sizes_that_do_not_come_together_are_not_tried(runs: list[int], monkeypa
     assert runs
 
 
+def test_inputs_with_gaps_keep_them_where_they_are_moved_by_a_rounding(runs: list[int]) -> None:
+    """What ATen's ops are given in the place of a kernel has the strides that the kernel was made for."""
+
+    def normed(x: Tensor, mean: Tensor, var: Tensor, w: Tensor) -> Tensor:
+        return F.batch_norm(x, mean, var, w, training=True, eps=0.1).sum(0, dtype=torch.float64)
+
+    x, stats, w = torch.randn(128, 128), torch.rand(2, 128), torch.randn(256)[::2]
+    compiled = torch.compile(normed, backend="mlc", options={**CHECKED, "numerics": "eager"}, dynamic=True)
+    torch.testing.assert_close(compiled(x, *stats.clone(), w), normed(x, *stats.clone(), w), rtol=1e-4, atol=1e-4)
+    assert runs
+
+
 def test_sizes_at_which_there_is_no_such_extent_are_not_tried(runs: list[int]) -> None:
     """An extent is a division by one that is zero there, or strides are wider than the extent that tracing found."""
 
