@@ -8,10 +8,11 @@ Waite's.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from ....ir.expr.dtypes import DType
 from ..text.builder import Builder, Val
+from .arithmetic import Arithmetic
 
 F32, I32, BOOL = DType.FLOAT32, DType.INT32, DType.BOOL
 
@@ -48,45 +49,13 @@ _ERFC_APPROX = (
 _TANH = (-0.33333299270922817, 0.13331958214696593, -0.053786681354098864, 0.0208053775345593, -0.00590586059090895)
 
 
-class _F:
+class _F(Arithmetic):
     """Arithmetic on float32 and int32 values of one width."""
 
-    def __init__(self, b: Builder, lanes: int) -> None:
-        self.b, self.lanes = b, lanes
-
-    def f(self, value: float) -> Val:
-        return self.b.const(value, F32, self.lanes)
-
-    def i(self, value: int) -> Val:
-        return self.b.const(value, I32, self.lanes)
+    floats, ints = F32, I32
 
     def fma(self, x: Val, y: Val, z: Val) -> Val:
         return self.b.intrinsic("fma" if "fma" in self.b.features else "fmuladd", x, y, z)
-
-    def add(self, x: Val, y: Val) -> Val:
-        return self.b.binary("fadd", x, y)
-
-    def sub(self, x: Val, y: Val) -> Val:
-        return self.b.binary("fsub", x, y)
-
-    def mul(self, x: Val, y: Val) -> Val:
-        return self.b.binary("fmul", x, y)
-
-    def div(self, x: Val, y: Val) -> Val:
-        return self.b.binary("fdiv", x, y)
-
-    def poly(self, x: Val, coefficients: Sequence[float]) -> Val:
-        """Horner's rule, lowest coefficient first."""
-        result = self.f(coefficients[-1])
-        for c in reversed(coefficients[:-1]):
-            result = self.fma(result, x, self.f(c))
-        return result
-
-    def bits(self, x: Val) -> Val:
-        return self.b.convert("bitcast", x, I32)
-
-    def real(self, x: Val) -> Val:
-        return self.b.convert("bitcast", x, F32)
 
     def at_most(self, x: Val, limit: float) -> Val:
         """min(x, limit), NaN kept: one minps."""
@@ -96,9 +65,6 @@ class _F:
     def at_least(self, x: Val, limit: float) -> Val:
         bound = self.f(limit)
         return self.b.select(self.b.binary("fcmp ogt", bound, x, BOOL), bound, x)
-
-    def abs(self, x: Val) -> Val:
-        return self.b.intrinsic("fabs", x)
 
     def power(self, n: Val) -> Val:
         """2**n of an int32 in the range of normal exponents."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 from ....ir.expr.dtypes import DType
 from ..text.builder import Builder, Val
+from .arithmetic import Arithmetic
 
 F32, F64, I64, BOOL = DType.FLOAT32, DType.FLOAT64, DType.INT64, DType.BOOL
 
@@ -48,17 +49,10 @@ _ERFCX = (
 )  # fmt: skip
 
 
-class _D:
+class _D(Arithmetic):
     """Arithmetic on float64 and int64 values of one width."""
 
-    def __init__(self, b: Builder, lanes: int) -> None:
-        self.b, self.lanes = b, lanes
-
-    def f(self, value: float) -> Val:
-        return self.b.const(value, F64, self.lanes)
-
-    def i(self, value: int) -> Val:
-        return self.b.const(value, I64, self.lanes)
+    floats, ints = F64, I64
 
     def of(self, x: Val) -> Val:
         return self.b.convert("fpext", x, F64)
@@ -68,21 +62,6 @@ class _D:
 
     def fma(self, x: Val, y: Val, z: Val) -> Val:
         return self.b.intrinsic("fmuladd", x, y, z)
-
-    def add(self, x: Val, y: Val) -> Val:
-        return self.b.binary("fadd", x, y)
-
-    def sub(self, x: Val, y: Val) -> Val:
-        return self.b.binary("fsub", x, y)
-
-    def mul(self, x: Val, y: Val) -> Val:
-        return self.b.binary("fmul", x, y)
-
-    def div(self, x: Val, y: Val) -> Val:
-        return self.b.binary("fdiv", x, y)
-
-    def abs(self, x: Val) -> Val:
-        return self.b.intrinsic("fabs", x)
 
     def sqrt(self, x: Val) -> Val:
         return self.b.intrinsic("sqrt", x)
@@ -98,19 +77,6 @@ class _D:
 
     def select(self, condition: Val, x: Val, y: Val) -> Val:
         return self.b.select(condition, x, y)
-
-    def poly(self, x: Val, coefficients: Sequence[float]) -> Val:
-        """Horner's rule, lowest coefficient first."""
-        result = self.f(coefficients[-1])
-        for c in reversed(coefficients[:-1]):
-            result = self.fma(result, x, self.f(c))
-        return result
-
-    def bits(self, x: Val) -> Val:
-        return self.b.convert("bitcast", x, I64)
-
-    def real(self, x: Val) -> Val:
-        return self.b.convert("bitcast", x, F64)
 
     def within(self, x: Val, size: float) -> Val:
         """x, no farther from zero than ``size``; NaN is kept."""
