@@ -8,8 +8,8 @@ from typing import Any
 from ...ir.nest.loops import LoopNest
 from ...ir.nest.positions import Naming, matched, named_by_position, renamed_key
 from ..error import ScheduleError
-from .schedule import PRIMITIVES, Schedule, replay
-from .trace import VARIADIC, Step, Trace
+from .schedule import Schedule, replay, take_step
+from .trace import Trace
 
 # What the arguments of steps name, by the argument's own name; ``at`` is a loop or a block, or "" for the nest.
 _LOOPS = ("loop", "loops")
@@ -25,16 +25,14 @@ def carried(trace: Trace, source: LoopNest, nest: LoopNest) -> Schedule:
         return replay(trace, nest)
     model, schedule = Schedule(source, trace.rule), Schedule(nest, trace.rule)
     for step in trace.steps:
-        if step.primitive not in PRIMITIVES:
-            raise ScheduleError(str(step), f"there is no primitive {step.primitive!r}")
         naming = matched(model.nest, schedule.nest)
         if naming is None:
             raise ScheduleError(str(step), "the trace is of a nest that is built otherwise")
-        _take(model, step, {k: model.given(v) for k, v in step.args})
+        take_step(model, step, {k: model.given(v) for k, v in step.args})
         if model.trace.steps[-1].results != step.results:
             raise ScheduleError(str(step), "the trace is of another nest than its own")
         axes = naming.axes.get(str(dict(step.args).get("block")), {})
-        _take(schedule, step, {k: _there(k, schedule.given(v), naming, axes) for k, v in step.args})
+        take_step(schedule, step, {k: _there(k, schedule.given(v), naming, axes) for k, v in step.args})
     if matched(model.nest, schedule.nest) is None:
         raise ScheduleError("carried", "the steps make another nest there")
     return schedule
@@ -49,16 +47,6 @@ def applied(trace: Trace, nest: LoopNest) -> Schedule:
         if by_position is nest:
             raise
         return carried(trace, by_position, nest)
-
-
-def _take(schedule: Schedule, step: Step, args: dict[str, Any]) -> None:
-    try:
-        if step.primitive in VARIADIC:
-            getattr(schedule, step.primitive)(*args[VARIADIC[step.primitive]])
-        else:
-            getattr(schedule, step.primitive)(**args)
-    except (TypeError, KeyError) as error:
-        raise ScheduleError(str(step), f"the arguments do not fit the primitive ({error})") from None
 
 
 def _there(argument: str, value: Any, naming: Naming, axes: Mapping[str, str]) -> Any:

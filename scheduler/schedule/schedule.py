@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any, TypeAlias
 
@@ -292,21 +292,25 @@ PRIMITIVES = (
 )  # fmt: skip
 
 
+def take_step(schedule: Schedule, step: Step, args: Mapping[str, Any]) -> None:
+    """Apply the primitive of a step, with these arguments. Raises ScheduleError, also where there is none of its name."""
+    if step.primitive not in PRIMITIVES:
+        known = ", ".join(PRIMITIVES)
+        raise ScheduleError(str(step), f"there is no primitive {step.primitive!r}; there are {known}")
+    try:
+        if step.primitive in VARIADIC:
+            getattr(schedule, step.primitive)(*args[VARIADIC[step.primitive]])
+        else:
+            getattr(schedule, step.primitive)(**args)
+    except (TypeError, KeyError) as error:
+        raise ScheduleError(str(step), f"the arguments do not fit the primitive ({error})") from None
+
+
 def replay(trace: Trace, nest: LoopNest) -> Schedule:
     """Apply a trace to a nest: the same steps, which must be legal and make the same names. Raises ScheduleError."""
     schedule = Schedule(nest, trace.rule)
     for step in trace.steps:
-        if step.primitive not in PRIMITIVES:
-            known = ", ".join(PRIMITIVES)
-            raise ScheduleError(str(step), f"there is no primitive {step.primitive!r}; there are {known}")
-        args = {k: schedule.given(v) for k, v in step.args}
-        try:
-            if step.primitive in VARIADIC:
-                getattr(schedule, step.primitive)(*args[VARIADIC[step.primitive]])
-            else:
-                getattr(schedule, step.primitive)(**args)
-        except (TypeError, KeyError) as error:
-            raise ScheduleError(str(step), f"the arguments do not fit the primitive ({error})") from None
+        take_step(schedule, step, {k: schedule.given(v) for k, v in step.args})
         made = schedule.trace.steps[-1].results
         if made != step.results:
             raise ScheduleError(str(step), f"it now makes {made}: the trace is of another nest")
