@@ -293,7 +293,7 @@ PRIMITIVES = (
 
 
 def take_step(schedule: Schedule, step: Step, args: Mapping[str, Any]) -> None:
-    """Apply the primitive of a step, with these arguments. Raises ScheduleError, also where there is none of its name."""
+    """Apply the primitive of a step, with these arguments. Raises ScheduleError, also where none has its name."""
     if step.primitive not in PRIMITIVES:
         known = ", ".join(PRIMITIVES)
         raise ScheduleError(str(step), f"there is no primitive {step.primitive!r}; there are {known}")
