@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 
 from ...ir.graph.graph import CallRegion, Graph, Input, Node, View, uses
 from ...ir.graph.regions import write_out_regions
 from ...ir.graph.rename import renamed
+from ...scheduler.passes.canonical.names import fresh_name
 from .layers import HEAD
 from .repeating import NotAlike, Repeating
 
@@ -32,7 +34,7 @@ def unroll(short: Repeating) -> Graph:
     return replace(graph, nodes=(*(n for n in graph.nodes if seen.isdisjoint(n.names)), *views))
 
 
-@dataclass(slots=True)
+@dataclass
 class _Roller:
     short: Repeating
     # Nodes before the layer that stands for all, of it, and behind it, up to the views that are made for the caller.
@@ -115,7 +117,17 @@ class _Roller:
 
     def last(self, name: str) -> str:
         """What something that is carried is called behind the calls: as in the last layer, where nothing else is."""
-        return f"{self.now(name)}_last" if name in self.kept or name in self.taken else self.now(name)
+        now = self.now(name)
+        return fresh_name(f"{now}_last", self.names) if name in self.kept or name in self.taken else now
+
+    @cached_property
+    def names(self) -> set[str]:
+        """All names of the graph of all layers but those that are carried."""
+        short = self.short
+        inside = (name for row in map(short.each, (*self.made, *self.taken)) for name in row)
+        around = (short.moved(n, by) for nodes, by in ((self.before, 0), (self.behind, short.left_out)) for n in nodes)
+        views = (v.name for v in short.outputs()[1])
+        return {*(i.name for i in short.inputs), *inside, *(name for n in around for name in n.names), *views}
 
     # --- checks -----------------------------------------------------------------------------------------------------
 

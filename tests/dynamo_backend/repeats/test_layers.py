@@ -178,6 +178,21 @@ class Shared(nn.Module):
         return x
 
 
+class Convolutions(nn.Module):
+    """What a layer hands on leaves the graph, and is copied in another layout: a pass calls the copy after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.ModuleList(nn.Conv2d(128, 768, 1) for _ in range(COUNT))
+        self.near = nn.ModuleList(nn.Conv2d(768, 768, 3, padding=1, groups=768) for _ in range(COUNT))
+        self.narrow = nn.ModuleList(nn.Conv2d(768, 128, 1) for _ in range(COUNT))
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        for wide, near, narrow in zip(self.wide, self.near, self.narrow, strict=True):
+            x = x + narrow(F.silu(near(F.silu(wide(x)))))
+        return x
+
+
 def leaf(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(1)).requires_grad_()
 
@@ -185,8 +200,13 @@ def leaf(*shape: int) -> Tensor:
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize(
     ("make", "x"),
-    [pytest.param(Stack, leaf(4, 8), marks=torch_mends_it), (Shared, leaf(24, 16)), (Running, leaf(24, 8).detach())],
-    ids=["stack", "shared", "running"],
+    [
+        pytest.param(Stack, leaf(4, 8), marks=torch_mends_it),
+        (Shared, leaf(24, 16)),
+        (Running, leaf(24, 8).detach()),
+        (Convolutions, leaf(2, 128, 6, 6).detach()),
+    ],
+    ids=["stack", "shared", "running", "convolutions"],
 )
 def test_training_as_eager(make: Callable[[], nn.Module], x: Tensor) -> None:
     model, twin = make(), make()
