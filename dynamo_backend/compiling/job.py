@@ -9,6 +9,7 @@ from typing import Any
 from torch import fx
 
 from ...codegen.host.steps.lines import Lines
+from ...ir.expr.size_regions import ANYWHERE, Region
 from ...ir.passes import Runner
 from ...runtime.compile.kernels import KernelStore
 from ...runtime.host.lazy_bits import Lazy
@@ -26,7 +27,8 @@ class Job:
 
     ``regions`` are the bodies of its control flow, by the node that reads them; ``lazy`` the inputs that may come with
     bits; ``outside`` by name what decides its code besides itself, and ``settings`` what of that decides its kernels'.
-    ``decider`` is asked about decisions; without one they are taken by cost, and not recorded.
+    ``decider`` is asked about decisions; without one they are taken by cost, and not recorded. It is compiled for the
+    sizes ``within`` a region.
     """
 
     gm: fx.GraphModule
@@ -47,6 +49,7 @@ class Job:
     run: Runner
     store: KernelStore
     decider: Decider | None = None
+    within: Region = ANYWHERE
 
     @property
     def lines(self) -> Lines:

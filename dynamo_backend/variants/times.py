@@ -1,0 +1,99 @@
+"""What a planned graph is predicted to take at some sizes, whichever sizes it was planned for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import sympy
+
+from ...ir.expr.symbols import SymbolTable
+from ...ir.function.function import Callee, TensorFunction
+from ...ir.graph.effects import LINEAR
+from ...ir.graph.graph import CallRegion, CallTensor, Graph, Library, Ref
+from ...ir.machine import Machine
+from ...ir.nest.loops import LoopNest
+from ...ir.target import Target
+from ...runtime.targets import target_for
+from ...scheduler.cost.begun import Times
+from ...scheduler.cost.products.contraction_cpu import onednn_times
+from ...scheduler.tuning.loop_times import loops_time
+from ..compiling.job import Job
+from ..compiling.kernels import KernelPlan, scheduled
+from ..compiling.plans import Plan
+from ..compiling.tuning import Tuning
+
+Sizes = Mapping[sympy.Symbol, int]
+
+
+@dataclass(slots=True)
+class PlanTimes:
+    """The predicted times of one plan: kernels by the loops that they are scheduled to, library calls by their bytes
+    and operations."""
+
+    job: Job
+    plan: Plan
+    _nests: dict[tuple[str, Target], LoopNest] = field(default_factory=dict)
+    _known: dict[tuple[str, tuple[int, ...]], float] = field(default_factory=dict)
+
+    def at(self, sizes: Sizes) -> float:
+        """Nanoseconds of a run at some sizes; what they do not name has its typical size."""
+        return self._of_graph(self.plan.fusion.graph, sizes)
+
+    def _of_graph(self, graph: Graph, sizes: Sizes) -> float:
+        graph = replace(graph, symbols=_typical(graph.symbols, sizes))
+        fusion = self.plan.fusion
+        times = Times(graph, {**fusion.functions, **fusion.given}, self._target("cpu").machine)
+        total = 0.0
+        for node in graph.nodes:
+            match node:
+                case CallRegion():
+                    total += node.times * self._of_graph(node.region, sizes)
+                case CallTensor():
+                    called = fusion.functions.get(node.function) or fusion.given[node.function]
+                    target = self._target(node.types[0].device)
+                    for call in node.calls():
+                        given = tuple(graph.symbols.hint(s) for s in call.sizes)
+                        total += self._of_kernel(called, given, target)
+                case Library() if device := next((t.device for t in node.types if t is not None), ""):
+                    machine = self._target(device).machine
+                    total += replace(times, machine=machine).of(node) + _of_onednn(node, graph, machine)
+        return total
+
+    def _of_kernel(self, function: Callee, sizes: tuple[int, ...], target: Target) -> float:
+        key = function.name, sizes
+        if key not in self._known:
+            nest = self._nest(function, target)
+            named = dict(zip(function.symbols.symbols, sizes, strict=True))
+            self._known[key] = loops_time(replace(nest, symbols=_typical(nest.symbols, named)), target)
+        return self._known[key]
+
+    def _nest(self, function: Callee, target: Target) -> LoopNest:
+        if not isinstance(function, TensorFunction):
+            return function
+        key = function.name, target
+        if key not in self._nests:
+            job = self.job
+            by_rules = Tuning(None, None, job.timer)
+            made_by = KernelPlan(job.options, job.settings, job.store, job.timer, by_rules, job.run, job.fresh)
+            self._nests[key] = scheduled(function, target, made_by)
+        return self._nests[key]
+
+    def _target(self, device: str) -> Target:
+        options = self.job.options
+        return target_for(device, options.target, options.threads, options.cpu_products, options.libraries)
+
+
+def _of_onednn(node: Library, graph: Graph, machine: Machine) -> float:
+    """Nanoseconds of a product of oneDNN's by a plain weight beyond what its bytes take; of other calls none."""
+    if node.target != LINEAR or not isinstance(node.args[0], Ref):
+        return 0.0
+    types, hint = graph.types(), graph.symbols.hint
+    inner, columns = types[node.args[0].name].shape[-1], types[node.names[0]].shape[-1]
+    rows = hint(types[node.names[0]].numel) // max(hint(columns), 1)
+    found = onednn_times(rows, hint(inner), hint(columns), machine)
+    return found[1] if found is not None else 0.0
+
+
+def _typical(table: SymbolTable, sizes: Sizes) -> SymbolTable:
+    return SymbolTable(tuple(replace(s, hint=sizes.get(s.symbol, s.hint)) for s in table.sizes))
