@@ -36,10 +36,12 @@ VARIANTS = "variants"
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One program of a graph that has several: for the sizes that are as ``condition`` says."""
+    """One program of a graph that has several: for the sizes that are as ``condition`` says; whether typical sizes are
+    among them."""
 
     condition: str
     compiled: CompiledGraph
+    is_typical: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class Stages:
     record: what was done, in order; ``decisions`` what costs or others decided, where that was asked for.
 
     A graph with ``variants`` runs one of those by its sizes, as ``proof`` says exactly one. Then ``imported`` and
-    ``graph`` are those for all sizes, and ``fusion``, ``kernels`` and ``program`` those of the last variant.
+    ``graph`` are those for all sizes, and ``fusion``, ``kernels`` and ``program`` those of the typical variant.
     """
 
     imported: Graph

@@ -74,7 +74,10 @@ class Job:
     def with_named(self, compiled: CompiledGraph) -> CompiledGraph:
         """The graph with the objects and bodies that it may name."""
         bodies = tuple({id(r): r for r in self.regions.values()}.values())
-        return replace(compiled, regions=bodies, constants={**self.constants, **self.regions})
+        variants = tuple(self.with_named(v) for v in compiled.variants)
+        return replace(
+            compiled, regions=bodies, constants={**self.constants, **self.regions}, variants=variants
+        )
 
 
 def devices_of(gm: fx.GraphModule) -> list[str]:

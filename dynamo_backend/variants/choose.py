@@ -149,7 +149,7 @@ class _Planner:
                 return inf
             return times[number].at({size.symbol: value})
 
-        groups = grouped(typical, time_at)
+        groups = grouped(typical, time_at, home)
         found = cuts_of(size, cuts, groups, typical, time_at)
         seconds = [sum(time_at(g.home, typical[k]) for g in groups for k in range(g.first, g.end))]
         one = sum(whole.at({size.symbol: n}) for n in typical)

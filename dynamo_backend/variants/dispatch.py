@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from typing import Protocol
 
 from ...codegen.host.python.dispatch import print_dispatch
+from ...ir.expr.size_regions import number_at
 from ...runtime.counters import counters
 from ...runtime.log import logger, say
 from ..compiling.compiled import VARIANTS, CompiledGraph, Program, Stages, Variant, dispatching
@@ -53,16 +54,23 @@ def with_dispatch(
 
 
 def _stages(job: Job, plan: Plan, parted: PlannedVariants, made: Sequence[CompiledGraph]) -> Stages | None:
-    last = made[-1].stages
-    if last is None:
+    """Those of the program that runs at typical sizes, with all programs."""
+    hints = {s.symbol: s.hint for s in plan.imported.symbols.sizes}
+    asked_for = {b.symbol: hints[b.symbol] or 1 for b in parted.bound}
+    typical = number_at(parted.tree, asked_for)
+    own = made[typical].stages
+    if own is None:
         return None
     asked = job.decider.records if job.decider is not None else ()
     decisions = {d.name: d for d in asked if d.kind == REGIONS}
     for v in made:
         decisions.update({d.name: d for d in v.stages.decisions} if v.stages is not None else {})
-    variants = tuple(Variant(p.region.text, v) for p, v in zip(parted.variants, made, strict=True))
+    variants = tuple(
+        Variant(p.region.text, v, k == typical)
+        for k, (p, v) in enumerate(zip(parted.variants, made, strict=True))
+    )  # fmt: skip
     return replace(
-        last, imported=plan.imported, graph=plan.graph, decisions=tuple(decisions.values()), variants=variants,
+        own, imported=plan.imported, graph=plan.graph, decisions=tuple(decisions.values()), variants=variants,
         proof=parted.proof.text,
     )  # fmt: skip
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import sympy
 
+from ...ir.expr.dtypes import DType
 from ...ir.expr.symbols import SymbolTable
 from ...ir.function.function import Callee, TensorFunction
 from ...ir.graph.effects import LINEAR
@@ -16,13 +17,15 @@ from ...ir.nest.loops import LoopNest
 from ...ir.target import Target
 from ...runtime.targets import target_for
 from ...scheduler.cost.begun import Times
-from ...scheduler.cost.products.contraction_cpu import onednn_times
+from ...scheduler.cost.products.contraction_cpu import onednn_times, weight_reading
 from ...scheduler.tuning.loop_times import loops_time
 from ..compiling.job import Job
 from ..compiling.kernels import KernelPlan, scheduled
 from ..compiling.plans import Plan
 from ..compiling.tuning import Tuning
 
+# Products of matrices in libraries, whose last operand, or of oneDNN the second, is the weight.
+_PRODUCTS = frozenset((LINEAR, "aten::mm.default", "aten::addmm.default"))
 Sizes = Mapping[sympy.Symbol, int]
 
 
@@ -57,7 +60,7 @@ class PlanTimes:
                         total += self._of_kernel(called, given, target)
                 case Library() if device := next((t.device for t in node.types if t is not None), ""):
                     machine = self._target(device).machine
-                    total += replace(times, machine=machine).of(node) + _of_onednn(node, graph, machine)
+                    total += replace(times, machine=machine).of(node) + _of_product(node, graph, machine)
         return total
 
     def _of_kernel(self, function: Callee, sizes: tuple[int, ...], target: Target) -> float:
@@ -84,15 +87,23 @@ class PlanTimes:
         return target_for(device, options.target, options.threads, options.cpu_products, options.libraries)
 
 
-def _of_onednn(node: Library, graph: Graph, machine: Machine) -> float:
-    """Nanoseconds of a product of oneDNN's by a plain weight beyond what its bytes take; of other calls none."""
-    if node.target != LINEAR or not isinstance(node.args[0], Ref):
+def _of_product(node: Library, graph: Graph, machine: Machine) -> float:
+    """Nanoseconds that a product of float32 in a CPU's library takes beyond what its bytes or operations do; of other
+    calls none."""
+    if node.target not in _PRODUCTS or machine.is_gpu:
         return 0.0
     types, hint = graph.types(), graph.symbols.hint
-    inner, columns = types[node.args[0].name].shape[-1], types[node.names[0]].shape[-1]
-    rows = hint(types[node.names[0]].numel) // max(hint(columns), 1)
-    found = onednn_times(rows, hint(inner), hint(columns), machine)
-    return found[1] if found is not None else 0.0
+    weight = node.args[1] if node.target == LINEAR else node.args[-1]
+    out = types[node.names[0]]
+    if not isinstance(weight, Ref) or weight.name not in types or out.dtype is not DType.FLOAT32:
+        return 0.0
+    kind, columns = types[weight.name], hint(out.shape[-1])
+    rows = hint(out.numel) // max(columns, 1)
+    reading = weight_reading(rows, hint(kind.nbytes), node.target == LINEAR, machine)
+    if node.target != LINEAR:
+        return reading
+    found = onednn_times(rows, hint(kind.numel) // max(columns, 1), columns, machine)
+    return reading + (found[1] if found is not None else 0.0)
 
 
 def _typical(table: SymbolTable, sizes: Sizes) -> SymbolTable:

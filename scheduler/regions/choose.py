@@ -11,6 +11,8 @@ from ...ir.expr.symbols import Size
 from ..cost.regions import CUTS, MOST_VARIANTS, pays
 from .proof import classes_of
 
+# Sizes between which is looked where one program takes over: each is larger than the last by such a part.
+STEP = 6
 # Nanoseconds of the program of a number at a size.
 TimeAt = Callable[[int, int], float]
 
@@ -86,37 +88,42 @@ class Group:
     home: int
 
 
-def grouped(sizes: Sequence[int], time_at: TimeAt, most: int = MOST_VARIANTS) -> tuple[Group, ...]:
+def grouped(
+    sizes: Sequence[int], time_at: TimeAt, preferred: int | None = None, most: int = MOST_VARIANTS
+) -> tuple[Group, ...]:
     """Neighbouring regions together, as few groups as there may be without a loss that a program would be worth.
 
     ``sizes`` are the typical sizes of the regions, in order; each has a program of its number, which ``time_at`` asks
     about. All regions begin alone. Two neighbouring groups become one, with the program of either, where that loses
-    least; until what is left would lose too much, and there are ``most`` groups at most.
+    least; until what is left would lose too much, and there are ``most`` groups at most. The ``preferred`` program is
+    taken where another is not faster by so much that it counts.
     """
     groups = [Group(k, k + 1, k) for k in range(len(sizes))]
     own = [time_at(k, size) for k, size in enumerate(sizes)]
     while True:
-        best: tuple[bool, float, int, Group] | None = None
+        best: tuple[bool, bool, float, int, Group] | None = None
         for k, (one, other) in enumerate(pairwise(groups)):
             for home in (one.home, other.home):
                 times = [time_at(home, sizes[i]) for i in range(one.first, other.end)]
                 before = own[one.first : other.end]
                 costs = any(pays(a, b) for a, b in zip(before, times, strict=True))
                 loss = max(b / a if a else 1.0 for a, b in zip(before, times, strict=True))
-                found = costs, loss, k, Group(one.first, other.end, home)
-                best = found if best is None or found[:3] < best[:3] else best
+                lacks = not costs and preferred in (one.home, other.home) and home != preferred
+                found = costs, lacks, loss, k, Group(one.first, other.end, home)
+                best = found if best is None or found[:4] < best[:4] else best
         if best is None or (best[0] and len(groups) <= most):
             return tuple(groups)
-        groups[best[2] : best[2] + 2] = [best[3]]
+        groups[best[3] : best[3] + 2] = [best[4]]
 
 
 def crossing(first: int, second: int, low: int, high: int, time_at: TimeAt) -> int:
-    """Where between two sizes the program ``second`` begins to be the faster one: a power of two, or an end."""
+    """Where between two sizes the program ``second`` is no slower any more than counts: one that was made for larger
+    sizes loses less between them than one made for smaller sizes. A multiple of 4, or an end."""
     size = low
     while size < high:
-        if time_at(second, size) <= time_at(first, size):
+        if not pays(time_at(first, size), time_at(second, size)):
             return size
-        size = 1 << size.bit_length()
+        size = (size + max(size // STEP, 1) + 3) // 4 * 4
     return high
 
 

@@ -7,7 +7,6 @@ import math
 
 from ...ir.nest.loops import BLOCK_KINDS, LoopKind, LoopNest
 from ...ir.target import Target
-from .loop_features import traffic_past
 from .measures import BlockWork, measured
 
 
@@ -23,11 +22,10 @@ def loops_time(nest: LoopNest, target: Target) -> float:
     for work in found.works:
         issued += work.iterations * work.cost / _at_once(work, target)
         share = min(share, _busy(work, target))
+    # What is fetched again after it has been used is the caches'.
+    moved = sum(found.touched(frozenset(v for w in found.works for v in w.extents)).values())
     if target.is_gpu:
-        # What all programs touch together; what one fetches again is the caches'.
-        moved = sum(found.touched(frozenset(v for w in found.works for v in w.extents)).values())
         return machine.launch + max(issued / machine.issued, moved / machine.bandwidth) / share
-    moved = sum(traffic_past(found, target.l2_bytes))
     rate = machine.float32 / target.lanes(4)
     return machine.launch + max(issued / rate, moved / machine.bandwidth) / (max(target.cores, 1) * share)
 
