@@ -130,13 +130,19 @@ def _lines(region: Region) -> Iterator[str]:
         own = [(c, wanted) for c, wanted in region.literals if c.symbol == symbol]
         lower = max((c.bound for c, wanted in own if isinstance(c, Below) and not wanted), default=None)
         upper = min((c.bound for c, wanted in own if isinstance(c, Below) and wanted), default=None)
+        if (only := next((c for c, wanted in own if isinstance(c, Exactly) and wanted), None)) is not None:
+            yield only.text()
+            continue
         if lower is not None and upper is not None:
             yield f"{symbol} == {lower}" if upper == lower + 1 else f"{lower} <= {symbol} < {upper}"
         elif upper is not None:
             yield Below(symbol, upper).text()
         elif lower is not None:
             yield Below(symbol, lower).text(holds=False)
-        yield from (c.text(wanted) for c, wanted in own if not isinstance(c, Below))
+        for c, wanted in own:
+            told = isinstance(c, Exactly) and (lower is None or c.value >= lower) and (upper is None or c.value < upper)
+            if told or isinstance(c, Multiple):
+                yield c.text(wanted)
 
 
 # A region without an upper bound is typically so many times as large as its least size; a size of which nothing is
