@@ -139,7 +139,7 @@ def test_arguments_are_written_and_results_are_views_of_them() -> None:
         return x[1:], cache.t()
 
     fn, backend = compiled(step)
-    for n in (9, *(n for n in SIZES if n > 1)):
+    for n in (9, *SIZES[2:]):  # two rows are a size of their own for torch: of x[1:] one is left
         x, cache = dynamic(torch.randn(n, 6), 0), torch.zeros(200, 6)
         y, other = x.clone(), cache.clone()
         got, want = fn(x, cache), step(y, other)
@@ -168,9 +168,9 @@ def test_caches_hold_all_programs(tmp_path: Path) -> None:
 def test_kernels_that_do_not_differ_are_shared() -> None:
     x, a, b = dynamic(torch.randn(33, 24), 0), torch.randn(24, 40), torch.randn(40, 24)
     (graph,) = torch_mlc.explain(mlp, x, a, b, options={"regions": "8,64"}).graphs
-    assert [v.condition for v in graph.variants] == ["s27 < 8", "8 <= s27 < 64", "s27 >= 64"] or len(
-        graph.variants
-    ) == 3
+    size = graph.variants[0].condition.split()[0]
+    conditions = [f"{size} < 8", f"8 <= {size} < 64", f"{size} >= 64"]
+    assert [v.condition for v in graph.variants] == conditions
     assert sum(v.is_typical for v in graph.variants) == 1 and graph.variants[1].is_typical
     assert graph.shared_kernels >= 1
     assert "proof: " in str(graph) and "each of 3 classes is in exactly one region" in graph.proof
