@@ -19,7 +19,7 @@ from ...ir.expr.symbols import Size, SymbolTable
 from ...ir.graph.graph import TensorType
 from ...ir.text.structure import structural_key
 from ...runtime.log import logger
-from ...scheduler.cost.regions import LEAST_TIME
+from ...scheduler.cost.regions import is_short, least_saved
 from ...scheduler.decisions import Alternative, Decider, text_key
 from ...scheduler.regions.choose import Cuts, cuts_of, grouped, tree_of
 from ...scheduler.regions.proof import Proof, RegionError, prove
@@ -134,13 +134,13 @@ class _Planner:
         cuts = Cuts()
         regions = regions_of(tree_of(size, cuts))
         typical = [r.narrowed(size).hint or 1 for r in regions]
-        at_least = [whole.at({size.symbol: n}) >= LEAST_TIME for n in typical]
-        if len(regions) == 1 or not any(at_least):
+        machine = whole.machine
+        worth = [not is_short(whole.at({size.symbol: n}), machine) for n in typical]
+        if len(regions) == 1 or not any(worth):
             return None
         home = _region_of_hint(size, regions)
         times = [
-            whole if k == home or not worth else self.times(region, k)
-            for k, (region, worth) in enumerate(zip(regions, at_least, strict=True))
+            self.times(region, k) if k != home and worth[k] else whole for k, region in enumerate(regions)
         ]
 
         def time_at(number: int, value: int) -> float:
@@ -149,8 +149,8 @@ class _Planner:
                 return inf
             return times[number].at({size.symbol: value})
 
-        groups = grouped(typical, time_at, home)
-        found = cuts_of(size, cuts, groups, typical, time_at)
+        groups = grouped(typical, time_at, least_saved(machine), home)
+        found = cuts_of(size, cuts, groups, typical, time_at, least_saved(machine))
         seconds = [sum(time_at(g.home, typical[k]) for g in groups for k in range(g.first, g.end))]
         one = sum(whole.at({size.symbol: n}) for n in typical)
         ways = [Alternative(ONE, one)] + ([Alternative(str(found), seconds[0])] if len(groups) > 1 else [])

@@ -11,7 +11,7 @@ from ...ir.expr.dtypes import DType
 from ...ir.expr.symbols import SymbolTable
 from ...ir.function.function import Callee, TensorFunction
 from ...ir.graph.effects import LINEAR
-from ...ir.graph.graph import CallRegion, CallTensor, Graph, Library, Ref
+from ...ir.graph.graph import CallRegion, CallTensor, Graph, Library, Node, Ref
 from ...ir.machine import Machine
 from ...ir.nest.loops import LoopNest
 from ...ir.target import Target
@@ -39,29 +39,40 @@ class PlanTimes:
     _nests: dict[tuple[str, Target], LoopNest] = field(default_factory=dict)
     _known: dict[tuple[str, tuple[int, ...]], float] = field(default_factory=dict)
 
+    @property
+    def machine(self) -> Machine:
+        """The machine that does most of it: a GPU where there is one."""
+        devices = self.job.devices
+        return self._target(next((d for d in devices if d != "cpu"), "cpu")).machine
+
     def at(self, sizes: Sizes) -> float:
         """Nanoseconds of a run at some sizes; what they do not name has its typical size."""
         return self._of_graph(self.plan.fusion.graph, sizes)
 
     def _of_graph(self, graph: Graph, sizes: Sizes) -> float:
         graph = replace(graph, symbols=_typical(graph.symbols, sizes))
-        fusion = self.plan.fusion
-        times = Times(graph, {**fusion.functions, **fusion.given}, self._target("cpu").machine)
-        total = 0.0
+        found = 0.0
         for node in graph.nodes:
             match node:
                 case CallRegion():
-                    total += node.times * self._of_graph(node.region, sizes)
-                case CallTensor():
-                    called = fusion.functions.get(node.function) or fusion.given[node.function]
-                    target = self._target(node.types[0].device)
-                    for call in node.calls():
-                        given = tuple(graph.symbols.hint(s) for s in call.sizes)
-                        total += self._of_kernel(called, given, target)
-                case Library() if device := next((t.device for t in node.types if t is not None), ""):
-                    machine = self._target(device).machine
-                    total += replace(times, machine=machine).of(node) + _of_product(node, graph, machine)
-        return total
+                    found += node.times * self._of_graph(node.region, sizes)
+                case _:
+                    found += self._of_node(node, graph)
+        return found
+
+    def _of_node(self, node: Node, graph: Graph) -> float:
+        """Nanoseconds of a call at the typical sizes of a graph."""
+        fusion = self.plan.fusion
+        match node:
+            case CallTensor():
+                called = fusion.functions.get(node.function) or fusion.given[node.function]
+                target, hint = self._target(node.types[0].device), graph.symbols.hint
+                return sum(self._of_kernel(called, tuple(map(hint, c.sizes)), target) for c in node.calls())
+            case Library() if (device := next((t.device for t in node.types if t is not None), "")):
+                machine = self._target(device).machine
+                times = Times(graph, {**fusion.functions, **fusion.given}, machine)
+                return times.of(node) + _of_product(node, graph, machine)
+        return 0.0
 
     def _of_kernel(self, function: Callee, sizes: tuple[int, ...], target: Target) -> float:
         key = function.name, sizes

@@ -89,14 +89,14 @@ class Group:
 
 
 def grouped(
-    sizes: Sequence[int], time_at: TimeAt, preferred: int | None = None, most: int = MOST_VARIANTS
+    sizes: Sequence[int], time_at: TimeAt, least: float, preferred: int | None = None, most: int = MOST_VARIANTS
 ) -> tuple[Group, ...]:
     """Neighbouring regions together, as few groups as there may be without a loss that a program would be worth.
 
     ``sizes`` are the typical sizes of the regions, in order; each has a program of its number, which ``time_at`` asks
     about. All regions begin alone. Two neighbouring groups become one, with the program of either, where that loses
     least; until what is left would lose too much, and there are ``most`` groups at most. The ``preferred`` program is
-    taken where another is not faster by so much that it counts.
+    taken where another is not faster by so much that it counts. A program has to spare ``least`` nanoseconds.
     """
     groups = [Group(k, k + 1, k) for k in range(len(sizes))]
     own = [time_at(k, size) for k, size in enumerate(sizes)]
@@ -106,7 +106,7 @@ def grouped(
             for home in (one.home, other.home):
                 times = [time_at(home, sizes[i]) for i in range(one.first, other.end)]
                 before = own[one.first : other.end]
-                costs = any(pays(a, b) for a, b in zip(before, times, strict=True))
+                costs = any(pays(a, b, least) for a, b in zip(before, times, strict=True))
                 loss = max(b / a if a else 1.0 for a, b in zip(before, times, strict=True))
                 lacks = not costs and preferred in (one.home, other.home) and home != preferred
                 found = costs, lacks, loss, k, Group(one.first, other.end, home)
@@ -116,18 +116,20 @@ def grouped(
         groups[best[3] : best[3] + 2] = [best[4]]
 
 
-def crossing(first: int, second: int, low: int, high: int, time_at: TimeAt) -> int:
+def crossing(first: int, second: int, low: int, high: int, time_at: TimeAt, least: float) -> int:
     """Where between two sizes the program ``second`` is no slower any more than counts: one that was made for larger
     sizes loses less between them than one made for smaller sizes. A multiple of 4, or an end."""
     size = low
     while size < high:
-        if not pays(time_at(first, size), time_at(second, size)):
+        if not pays(time_at(first, size), time_at(second, size), least):
             return size
         size = (size + max(size // STEP, 1) + 3) // 4 * 4
     return high
 
 
-def cuts_of(size: Size, cuts: Cuts, groups: Sequence[Group], sizes: Sequence[int], time_at: TimeAt) -> Cuts:
+def cuts_of(
+    size: Size, cuts: Cuts, groups: Sequence[Group], sizes: Sequence[int], time_at: TimeAt, least: float
+) -> Cuts:
     """The cuts between groups of the regions that some cuts make: where one program becomes faster than the other."""
     regions = regions_of(tree_of(size, cuts))
     alone, bounds = [], []
@@ -137,7 +139,7 @@ def cuts_of(size: Size, cuts: Cuts, groups: Sequence[Group], sizes: Sequence[int
             alone.append(value)
         else:
             low, high = sizes[before.end - 1] + 1, max(sizes[group.first], regions[group.first].narrowed(size).lower)
-            bounds.append(crossing(before.home, group.home, low, high, time_at))
+            bounds.append(crossing(before.home, group.home, low, high, time_at, least))
     return Cuts(tuple(sorted(set(bounds))), tuple(alone))
 
 

@@ -10,6 +10,10 @@ from ...ir.target import Target
 from .measures import BlockWork, measured
 
 
+# Nanoseconds that a step of a GPU's program waits for memory where too few programs are there to fill the time.
+WAIT = 600.0
+
+
 def loops_time(nest: LoopNest, target: Target) -> float:
     """Nanoseconds: a launch, and the longer of computing and of what comes from beyond the caches.
 
@@ -18,14 +22,17 @@ def loops_time(nest: LoopNest, target: Target) -> float:
     """
     machine, found = target.machine, measured(nest)
     issued = moved = 0.0
-    share = 1.0
+    share, waits = 1.0, 0
     for work in found.works:
         issued += work.iterations * work.cost / _at_once(work, target)
         share = min(share, _busy(work, target))
+        waits = max(waits, math.prod(work.extents[lp.var.name] for lp in work.path if lp.kind is LoopKind.SERIAL))
     # What is fetched again after it has been used is the caches'.
     moved = sum(found.touched(frozenset(v for w in found.works for v in w.extents)).values())
     if target.is_gpu:
-        return machine.launch + max(issued / machine.issued, moved / machine.bandwidth) / share
+        # A program whose steps wait for one another takes as long however few programs there are.
+        waited = waits * WAIT if share < 1.0 else 0.0
+        return machine.launch + max(max(issued / machine.issued, moved / machine.bandwidth) / share, waited)
     rate = machine.float32 / target.lanes(4)
     return machine.launch + max(issued / rate, moved / machine.bandwidth) / (max(target.cores, 1) * share)
 

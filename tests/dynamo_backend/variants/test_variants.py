@@ -1,4 +1,4 @@
-"""Graphs with several programs by a size: each size gets what eager gives, whichever program runs, in one compilation."""
+"""Graphs with several programs by a size: each size gets what eager gives, whichever runs, in one compilation."""
 
 from __future__ import annotations
 
@@ -180,7 +180,6 @@ def test_kernels_that_do_not_differ_are_shared() -> None:
 
 def test_a_decision_by_hand_leaves_one_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """What costs decide is a decision like others."""
-    monkeypatch.setattr(choose, "LEAST_TIME", 0.0)
     monkeypatch.setattr("torch_mlc.scheduler.cost.regions.LEAST_SAVED", 0.0)
     monkeypatch.setattr("torch_mlc.scheduler.cost.regions.LEAST_SHARE", 0.0)
     x, a, b = dynamic(torch.randn(400, 64), 0), torch.randn(64, 640), torch.randn(640, 64)

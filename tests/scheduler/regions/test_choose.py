@@ -30,8 +30,8 @@ def test_regions_that_no_size_is_in_are_left_out() -> None:
 
 
 def test_a_program_pays_by_share_and_by_what_it_saves() -> None:
-    assert pays(1e5, 1e5 + LEAST_SAVED) and not pays(1e5, 1e5 + LEAST_SAVED - 1)
-    assert not pays(1e9, 1.02e9)
+    assert pays(1e5, 1e5 + LEAST_SAVED, LEAST_SAVED) and not pays(1e5, 1e5 + LEAST_SAVED - 1, LEAST_SAVED)
+    assert not pays(1e9, 1.02e9, LEAST_SAVED)
 
 
 def times(first_per_row: float, second_per_row: float, start: float) -> TimeAt:
@@ -40,28 +40,28 @@ def times(first_per_row: float, second_per_row: float, start: float) -> TimeAt:
 
 
 def test_neighbours_share_where_neither_loses_what_a_program_is_worth() -> None:
-    assert grouped([4, 64, 1024], lambda number, size: 1e6 * size) == (Group(0, 3, 0),)
+    assert grouped([4, 64, 1024], lambda number, size: 1e6 * size, LEAST_SAVED) == (Group(0, 3, 0),)
     slow = times(1e5, 1e4, 5e5)
-    assert grouped([1, 64, 1024], slow) == (Group(0, 1, 0), Group(1, 3, 1))
-    assert grouped([1, 64, 1024], slow, preferred=2) == (Group(0, 1, 0), Group(1, 3, 2))
+    assert grouped([1, 64, 1024], slow, LEAST_SAVED) == (Group(0, 1, 0), Group(1, 3, 1))
+    assert grouped([1, 64, 1024], slow, LEAST_SAVED, preferred=2) == (Group(0, 1, 0), Group(1, 3, 2))
 
 
 def test_no_more_groups_than_there_may_be() -> None:
     def own_is_best(number: int, size: int) -> float:
         return 1e6 * (1 + abs(number - size))
 
-    assert len(grouped([0, 1, 2, 3, 4, 5], own_is_best, most=3)) == 3
-    assert len(grouped([0, 1, 2, 3, 4, 5], own_is_best, most=6)) == 6
+    assert len(grouped([0, 1, 2, 3, 4, 5], own_is_best, LEAST_SAVED, most=3)) == 3
+    assert len(grouped([0, 1, 2, 3, 4, 5], own_is_best, LEAST_SAVED, most=6)) == 6
 
 
 def test_a_cut_lies_where_the_program_for_larger_sizes_is_no_slower() -> None:
     slow = times(1e5, 1e4, 9e5)  # as fast at 10 rows
-    at = crossing(0, 1, 2, 64, slow)
+    at = crossing(0, 1, 2, 64, slow, LEAST_SAVED)
     assert 8 <= at <= 12
-    assert crossing(0, 1, 2, 6, slow) == 6
+    assert crossing(0, 1, 2, 6, slow, LEAST_SAVED) == 6
     cuts, size = Cuts((16, 256), (1,)), Size(S, 1)
     groups = (Group(0, 1, 0), Group(1, 2, 1), Group(2, 4, 2))
-    found = cuts_of(size, cuts, groups, [1, 4, 64, 2048], lambda n, s: slow(n - 1, s))
+    found = cuts_of(size, cuts, groups, [1, 4, 64, 2048], lambda n, s: slow(n - 1, s), LEAST_SAVED)
     assert found.alone == (1,) and len(found.bounds) == 1 and 8 <= found.bounds[0] <= 12
     assert len(regions_of(tree_of(size, found))) == len(groups)
 
