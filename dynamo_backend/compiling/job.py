@@ -9,7 +9,7 @@ from typing import Any
 from torch import fx
 
 from ...codegen.host.steps.lines import Lines
-from ...ir.expr.size_regions import ANYWHERE, Region
+from ...ir.expr.size_regions import ANYWHERE, SizeRegion
 from ...ir.passes import Runner
 from ...runtime.compile.kernels import KernelStore
 from ...runtime.host.lazy_bits import Lazy
@@ -49,7 +49,7 @@ class Job:
     run: Runner
     store: KernelStore
     decider: Decider | None = None
-    within: Region = ANYWHERE
+    within: SizeRegion = ANYWHERE
 
     @property
     def lines(self) -> Lines:
@@ -75,9 +75,7 @@ class Job:
         """The graph with the objects and bodies that it may name."""
         bodies = tuple({id(r): r for r in self.regions.values()}.values())
         variants = tuple(self.with_named(v) for v in compiled.variants)
-        return replace(
-            compiled, regions=bodies, constants={**self.constants, **self.regions}, variants=variants
-        )
+        return replace(compiled, regions=bodies, constants={**self.constants, **self.regions}, variants=variants)
 
 
 def devices_of(gm: fx.GraphModule) -> list[str]:

@@ -28,7 +28,7 @@ from torch.utils._sympy.symbol import SymT, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from ...ir.expr.dtypes import DType
-from ...ir.expr.size_regions import ANYWHERE, Region
+from ...ir.expr.size_regions import ANYWHERE, SizeRegion
 from ...ir.expr.symbols import PositivePart, Size, SymbolTable, is_indexed
 from ...ir.expr.value import Const, Expr, IndexValue, call, cast, const, symbol
 from ...ir.graph.graph import MADE_SIZE, GraphInput, Input, Library, Node, TensorType
@@ -54,7 +54,7 @@ class SizeMap:
     In a ``region`` of sizes more is known of them than the ShapeEnv knows. What can be one number there is that number.
     """
 
-    def __init__(self, names: set[str], region: Region = ANYWHERE) -> None:
+    def __init__(self, names: set[str], region: SizeRegion = ANYWHERE) -> None:
         self.made: dict[sympy.Symbol, sympy.Basic] = {}
         self._region = region
         self._names = names

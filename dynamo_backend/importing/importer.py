@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from ...ir.errors import MlcError
 from ...ir.expr.dtypes import DType
-from ...ir.expr.size_regions import ANYWHERE, Region
+from ...ir.expr.size_regions import ANYWHERE, SizeRegion
 from ...ir.expr.value import const
 from ...ir.graph.graph import (
     CONSTANT,
@@ -75,7 +75,7 @@ def import_graph(
     skipped: Mapping[fx.Node, fx.Node | None] = _NOTHING,
     called_after: dict[str, str] | None = None,
     decider: Decider | None = None,
-    region: Region = ANYWHERE,
+    region: SizeRegion = ANYWHERE,
 ) -> Graph:
     """The IR of an ATen graph.
 
@@ -159,7 +159,7 @@ class _Importer:
         static: frozenset[int],
         skipped: Mapping[fx.Node, fx.Node | None] = _NOTHING,
         decider: Decider | None = None,
-        region: Region = ANYWHERE,
+        region: SizeRegion = ANYWHERE,
     ) -> None:
         self.gm = gm
         self.places = {n: k for k, n in enumerate(gm.graph.nodes)}

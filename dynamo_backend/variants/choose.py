@@ -14,7 +14,7 @@ import sympy
 
 from ...codegen.host.bind_sizes import bind_sizes
 from ...codegen.host.steps.step import BindSize
-from ...ir.expr.size_regions import Region, Tree, regions_of
+from ...ir.expr.size_regions import SizeRegion, Tree, regions_of
 from ...ir.expr.symbols import Size, SymbolTable
 from ...ir.graph.graph import TensorType
 from ...ir.text.structure import structural_key
@@ -38,7 +38,7 @@ REGIONS, ONE = "regions", "one"
 class PlannedVariant:
     """One program of a graph that is to be: for which sizes, and its plan."""
 
-    region: Region
+    region: SizeRegion
     job: Job
     plan: Plan
 
@@ -139,9 +139,7 @@ class _Planner:
         if len(regions) == 1 or not any(worth):
             return None
         home = _region_of_hint(size, regions)
-        times = [
-            self.times(region, k) if k != home and worth[k] else whole for k, region in enumerate(regions)
-        ]
+        times = [self.times(region, k) if k != home and worth[k] else whole for k, region in enumerate(regions)]
 
         def time_at(number: int, value: int) -> float:
             only = regions[number].value_of(size)
@@ -167,7 +165,13 @@ class _Planner:
         return tree, tuple(self.kept(size, g.home, regions, times, r, k) for k, (g, r) in enumerate(zip(groups, final)))
 
     def kept(
-        self, size: Size, home: int, regions: tuple[Region, ...], times: list[PlanTimes], region: Region, number: int
+        self,
+        size: Size,
+        home: int,
+        regions: tuple[SizeRegion, ...],
+        times: list[PlanTimes],
+        region: SizeRegion,
+        number: int,
     ) -> PlannedVariant:
         """The variant for a region: planned already, unless its sizes are others now."""
         found = times[home]
@@ -175,11 +179,11 @@ class _Planner:
             return PlannedVariant(region, found.job, found.plan)
         return self.variant(region, number)
 
-    def times(self, region: Region, number: int) -> PlanTimes:
+    def times(self, region: SizeRegion, number: int) -> PlanTimes:
         variant = self.variant(region, number)
         return PlanTimes(variant.job, variant.plan)
 
-    def variant(self, region: Region, number: int) -> PlannedVariant:
+    def variant(self, region: SizeRegion, number: int) -> PlannedVariant:
         """The plan for a region."""
         job = self.job
         name = f"{job.name}_sizes{number}"
@@ -189,7 +193,7 @@ class _Planner:
         return PlannedVariant(region, job, plan_of(job, self.key))
 
 
-def _region_of_hint(size: Size, regions: Iterable[Region]) -> int | None:
+def _region_of_hint(size: Size, regions: Iterable[SizeRegion]) -> int | None:
     """The region in which the size is now, where the plan for all sizes is as good there as one of its own."""
     for k, region in enumerate(regions):
         if size.hint is not None and region.holds({size.symbol: size.hint}):
@@ -214,7 +218,7 @@ def differs_outside(plan: Plan, variant: PlannedVariant) -> str:
     return ""
 
 
-def _fixed(table: SymbolTable, region: Region) -> dict[sympy.Basic, sympy.Basic]:
+def _fixed(table: SymbolTable, region: SizeRegion) -> dict[sympy.Basic, sympy.Basic]:
     values = {s.symbol: region.value_of(s) for s in table.sizes}
     return {s: sympy.Integer(v) for s, v in values.items() if v is not None}
 

@@ -68,7 +68,7 @@ class PlanTimes:
                 called = fusion.functions.get(node.function) or fusion.given[node.function]
                 target, hint = self._target(node.types[0].device), graph.symbols.hint
                 return sum(self._of_kernel(called, tuple(map(hint, c.sizes)), target) for c in node.calls())
-            case Library() if (device := next((t.device for t in node.types if t is not None), "")):
+            case Library() if device := next((t.device for t in node.types if t is not None), ""):
                 machine = self._target(device).machine
                 times = Times(graph, {**fusion.functions, **fusion.given}, machine)
                 return times.of(node) + _of_product(node, graph, machine)

@@ -61,7 +61,7 @@ Condition: TypeAlias = Below | Multiple | Exactly
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class SizeRegion:
     """The sizes for which each condition holds, or does not, as ``literals`` say; all sizes where there are none."""
 
     literals: tuple[tuple[Condition, bool], ...] = ()
@@ -70,9 +70,9 @@ class Region:
         """Whether some sizes are in it."""
         return all(c.holds(values[c.symbol]) == wanted for c, wanted in self.literals)
 
-    def having(self, condition: Condition, holds: bool) -> Region:
+    def having(self, condition: Condition, holds: bool) -> SizeRegion:
         """The part of it where a condition holds, or does not."""
-        return Region((*self.literals, (condition, holds)))
+        return SizeRegion((*self.literals, (condition, holds)))
 
     @property
     def symbols(self) -> set[sympy.Symbol]:
@@ -124,7 +124,7 @@ class Region:
         return " and ".join(_lines(self)) or "always"
 
 
-def _lines(region: Region) -> Iterator[str]:
+def _lines(region: SizeRegion) -> Iterator[str]:
     """Of each size its bounds together, then what it is a multiple of."""
     for symbol in dict.fromkeys(c.symbol for c, _ in region.literals):
         own = [(c, wanted) for c, wanted in region.literals if c.symbol == symbol]
@@ -183,11 +183,11 @@ class Fork:
 Tree: TypeAlias = Leaf | Fork
 
 
-def regions_of(tree: Tree) -> tuple[Region, ...]:
+def regions_of(tree: Tree) -> tuple[SizeRegion, ...]:
     """The regions of a tree by their numbers, which are those of its leaves from the left."""
-    found: dict[int, Region] = {}
+    found: dict[int, SizeRegion] = {}
 
-    def walk(part: Tree, region: Region) -> None:
+    def walk(part: Tree, region: SizeRegion) -> None:
         match part:
             case Leaf(number):
                 assert number not in found, f"two leaves have the number {number}"
@@ -196,7 +196,7 @@ def regions_of(tree: Tree) -> tuple[Region, ...]:
                 walk(yes, region.having(condition, True))
                 walk(no, region.having(condition, False))
 
-    walk(tree, Region())
+    walk(tree, SizeRegion())
     assert [*found] == [*range(len(found))], f"leaves are numbered {[*found]}"
     return tuple(found.values())
 
@@ -223,4 +223,4 @@ def at_cuts(symbol: sympy.Symbol, cuts: tuple[int, ...]) -> Tree:
 
 
 # Nothing is known of any size.
-ANYWHERE = Region()
+ANYWHERE = SizeRegion()

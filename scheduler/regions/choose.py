@@ -80,7 +80,7 @@ def _numbered(tree: Tree) -> Tree:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RegionGroup:
     """Neighbouring regions, from ``first`` to before ``end``, that share the program made for ``home``."""
 
     first: int
@@ -90,7 +90,7 @@ class Group:
 
 def grouped(
     sizes: Sequence[int], time_at: TimeAt, least: float, preferred: int | None = None, most: int = MOST_VARIANTS
-) -> tuple[Group, ...]:
+) -> tuple[RegionGroup, ...]:
     """Neighbouring regions together, as few groups as there may be without a loss that a program would be worth.
 
     ``sizes`` are the typical sizes of the regions, in order; each has a program of its number, which ``time_at`` asks
@@ -98,10 +98,10 @@ def grouped(
     least; until what is left would lose too much, and there are ``most`` groups at most. The ``preferred`` program is
     taken where another is not faster by so much that it counts. A program has to spare ``least`` nanoseconds.
     """
-    groups = [Group(k, k + 1, k) for k in range(len(sizes))]
+    groups = [RegionGroup(k, k + 1, k) for k in range(len(sizes))]
     own = [time_at(k, size) for k, size in enumerate(sizes)]
     while True:
-        best: tuple[bool, bool, float, int, Group] | None = None
+        best: tuple[bool, bool, float, int, RegionGroup] | None = None
         for k, (one, other) in enumerate(pairwise(groups)):
             for home in (one.home, other.home):
                 times = [time_at(home, sizes[i]) for i in range(one.first, other.end)]
@@ -109,7 +109,7 @@ def grouped(
                 costs = any(pays(a, b, least) for a, b in zip(before, times, strict=True))
                 loss = max(b / a if a else 1.0 for a, b in zip(before, times, strict=True))
                 lacks = not costs and preferred in (one.home, other.home) and home != preferred
-                found = costs, lacks, loss, k, Group(one.first, other.end, home)
+                found = costs, lacks, loss, k, RegionGroup(one.first, other.end, home)
                 best = found if best is None or found[:4] < best[:4] else best
         if best is None or (best[0] and len(groups) <= most):
             return tuple(groups)
@@ -128,7 +128,7 @@ def crossing(first: int, second: int, low: int, high: int, time_at: TimeAt, leas
 
 
 def cuts_of(
-    size: Size, cuts: Cuts, groups: Sequence[Group], sizes: Sequence[int], time_at: TimeAt, least: float
+    size: Size, cuts: Cuts, groups: Sequence[RegionGroup], sizes: Sequence[int], time_at: TimeAt, least: float
 ) -> Cuts:
     """The cuts between groups of the regions that some cuts make: where one program becomes faster than the other."""
     regions = regions_of(tree_of(size, cuts))
@@ -143,4 +143,4 @@ def cuts_of(
     return Cuts(tuple(sorted(set(bounds))), tuple(alone))
 
 
-__all__ = ["Cuts", "Group", "TimeAt", "crossing", "cuts_of", "grouped", "tree_of"]
+__all__ = ["Cuts", "RegionGroup", "TimeAt", "crossing", "cuts_of", "grouped", "tree_of"]

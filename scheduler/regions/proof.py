@@ -16,7 +16,7 @@ from math import lcm
 import sympy
 
 from ...ir.errors import MlcError
-from ...ir.expr.size_regions import Below, Condition, Exactly, Multiple, Region
+from ...ir.expr.size_regions import Below, Condition, Exactly, Multiple, SizeRegion
 from ...ir.expr.symbols import Size, SymbolTable
 
 # Combinations of classes that a proof looks at, and numbers that show what a size may be a multiple of: of more,
@@ -54,7 +54,7 @@ class Proof:
         return f"proof: {told}; no condition tells sizes of a class apart; each of {cases} is in exactly one region"
 
 
-def prove(regions: Sequence[Region], sizes: SymbolTable) -> Proof:
+def prove(regions: Sequence[SizeRegion], sizes: SymbolTable) -> Proof:
     """The proof for the ranges of some sizes.
 
     Raises:

@@ -9,7 +9,6 @@ from ...ir.nest.loops import BLOCK_KINDS, LoopKind, LoopNest
 from ...ir.target import Target
 from .measures import BlockWork, measured
 
-
 # Nanoseconds that a step of a GPU's program waits for memory where too few programs are there to fill the time.
 WAIT = 600.0
 

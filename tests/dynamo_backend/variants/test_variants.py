@@ -15,7 +15,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import torch_mlc
 from torch_mlc.dynamo_backend.variants import choose
-from torch_mlc.ir.expr.size_regions import Below, Region, at_cuts
+from torch_mlc.ir.expr.size_regions import Below, SizeRegion, at_cuts
 from torch_mlc.runtime.counters import counters
 from torch_mlc.scheduler.regions.choose import Cuts
 
@@ -195,12 +195,12 @@ def test_a_wrong_condition_is_found_by_the_proof(
 ) -> None:
     """Regions that overlap are refused before anything is compiled of them, and said so."""
 
-    def overlapping(tree: Any) -> tuple[Region, ...]:
+    def overlapping(tree: Any) -> tuple[SizeRegion, ...]:
         found = list(real(tree))
         if len(found) > 1:
             (condition, wanted), *rest = found[-1].literals
             assert isinstance(condition, Below)
-            found[-1] = Region(((replace(condition, bound=condition.bound - 1), wanted), *rest))
+            found[-1] = SizeRegion(((replace(condition, bound=condition.bound - 1), wanted), *rest))
         return tuple(found)
 
     real = choose.regions_of

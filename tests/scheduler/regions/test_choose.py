@@ -9,7 +9,7 @@ from torch_mlc.ir.expr.symbols import Size
 from torch_mlc.ir.expr.value import symbol
 from torch_mlc.runtime.settings.options import Options
 from torch_mlc.scheduler.cost.regions import LEAST_SAVED, pays
-from torch_mlc.scheduler.regions.choose import Cuts, Group, TimeAt, crossing, cuts_of, grouped, tree_of
+from torch_mlc.scheduler.regions.choose import Cuts, RegionGroup, TimeAt, crossing, cuts_of, grouped, tree_of
 
 S = symbol("s0")
 
@@ -40,10 +40,10 @@ def times(first_per_row: float, second_per_row: float, start: float) -> TimeAt:
 
 
 def test_neighbours_share_where_neither_loses_what_a_program_is_worth() -> None:
-    assert grouped([4, 64, 1024], lambda number, size: 1e6 * size, LEAST_SAVED) == (Group(0, 3, 0),)
+    assert grouped([4, 64, 1024], lambda number, size: 1e6 * size, LEAST_SAVED) == (RegionGroup(0, 3, 0),)
     slow = times(1e5, 1e4, 5e5)
-    assert grouped([1, 64, 1024], slow, LEAST_SAVED) == (Group(0, 1, 0), Group(1, 3, 1))
-    assert grouped([1, 64, 1024], slow, LEAST_SAVED, preferred=2) == (Group(0, 1, 0), Group(1, 3, 2))
+    assert grouped([1, 64, 1024], slow, LEAST_SAVED) == (RegionGroup(0, 1, 0), RegionGroup(1, 3, 1))
+    assert grouped([1, 64, 1024], slow, LEAST_SAVED, preferred=2) == (RegionGroup(0, 1, 0), RegionGroup(1, 3, 2))
 
 
 def test_no_more_groups_than_there_may_be() -> None:
@@ -60,7 +60,7 @@ def test_a_cut_lies_where_the_program_for_larger_sizes_is_no_slower() -> None:
     assert 8 <= at <= 12
     assert crossing(0, 1, 2, 6, slow, LEAST_SAVED) == 6
     cuts, size = Cuts((16, 256), (1,)), Size(S, 1)
-    groups = (Group(0, 1, 0), Group(1, 2, 1), Group(2, 4, 2))
+    groups = (RegionGroup(0, 1, 0), RegionGroup(1, 2, 1), RegionGroup(2, 4, 2))
     found = cuts_of(size, cuts, groups, [1, 4, 64, 2048], lambda n, s: slow(n - 1, s), LEAST_SAVED)
     assert found.alone == (1,) and len(found.bounds) == 1 and 8 <= found.bounds[0] <= 12
     assert len(regions_of(tree_of(size, found))) == len(groups)

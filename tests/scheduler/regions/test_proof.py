@@ -17,7 +17,7 @@ from torch_mlc.ir.expr.size_regions import (
     Fork,
     Leaf,
     Multiple,
-    Region,
+    SizeRegion,
     Tree,
     at_cuts,
     number_at,
@@ -97,7 +97,7 @@ def test_what_is_no_partition_is_found_and_what_is_one_is_proved(tree: Tree, dat
     if literals and data.draw(st.booleans()):
         k = data.draw(st.integers(0, len(literals) - 1))
         literals[k] = (data.draw(conditions((S,))), literals[k][1])
-        regions[place] = Region(tuple(literals))
+        regions[place] = SizeRegion(tuple(literals))
     else:
         del regions[place]
     table = SymbolTable((Size(S, 0, MOST),))
@@ -119,12 +119,12 @@ def test_what_is_no_partition_is_found_and_what_is_one_is_proved(tree: Tree, dat
 )
 def test_an_error_names_a_size(wrong: tuple[tuple[Condition, bool], ...]) -> None:
     with pytest.raises(RegionError, match=r"s0 = \d+ is in .*each size has to be in exactly one region"):
-        prove([Region((literal,)) for literal in wrong], SymbolTable((Size(S, 1),)))
+        prove([SizeRegion((literal,)) for literal in wrong], SymbolTable((Size(S, 1),)))
 
 
 def test_a_condition_on_a_size_that_nobody_gives_is_refused() -> None:
     with pytest.raises(RegionError, match="s1, which the graph is not given"):
-        prove([Region(((Below(T, 3), True),)), Region(((Below(T, 3), False),))], SymbolTable((Size(S),)))
+        prove([SizeRegion(((Below(T, 3), True),)), SizeRegion(((Below(T, 3), False),))], SymbolTable((Size(S),)))
 
 
 def test_too_many_residues_are_refused() -> None:
