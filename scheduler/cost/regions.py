@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from ...ir.machine import Machine
 
-# The time of a graph has to fall by that share in a region, and by so many nanoseconds a call, on CPUs and on GPUs: a
-# program of its own takes a third of a second to compile, and who calls it ten thousand times has that back.
-LEAST_SHARE, LEAST_SAVED, LEAST_SAVED_GPU = 0.03, 20e3, 5e3
+# The time of a graph has to fall by that share in a region, for predictions are wrong by about as much, and by so many
+# nanoseconds a call, on CPUs and on GPUs: a program of its own takes a third of a second to compile, and who calls it
+# ten thousand times has that back.
+LEAST_SHARE, LEAST_SAVED, LEAST_SAVED_GPU = 0.08, 20e3, 5e3
 # Programs of one graph at most: each is compiled, and each takes part in no other's caches of instructions.
 MOST_VARIANTS = 4
 # Sizes at which rules and decisions begin to differ, beside one row, a vector: more than few rows, as decoding has them
