@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 NAMES = (
-    "graphs_compiled",  # graphs that went through the whole path
+    "graphs_compiled",  # graphs, or variants of one, that went through the whole path
     "graph_cache_hits",  # graphs whose host program came from memory or disk
     "graph_cache_misses",
     "kernels_generated",  # kernels that were lowered, scheduled, emitted and compiled
@@ -28,6 +28,7 @@ NAMES = (
     "native_programs",  # graphs whose host program is machine code
     "cuda_graphs",  # captures of what graphs launch on GPUs
     "cuda_graph_refusals",  # graphs that were to be captured and could not be, or not any further
+    "variants_compiled",  # programs of graphs that have several, by regions of a size
     "native_refusals",  # calls of such graphs that Python ran, since an argument was no plain tensor
 )
 

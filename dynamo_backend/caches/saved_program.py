@@ -22,7 +22,8 @@ from ...runtime.cache.fingerprint import environment_fingerprint, key_of
 from ...runtime.compile.kernels import KernelStore
 from ...runtime.settings.options import Options
 from ...runtime.targets import target_for
-from ..compiling.compiled import CompiledGraph, stored_graph
+from ...runtime.timing import PhaseTimer
+from ..compiling.compiled import CompiledGraph, dispatching, stored_graph
 
 # What of the settings tells how a program is loaded; the rest is that of the process that loads it.
 _KEPT = ("target", "threads", "host_program", "cuda_graphs", "cuda_graph_shapes", "cuda_graph_copies")
@@ -37,7 +38,7 @@ class SavedProgramError(MlcError, RuntimeError):
 class SavedProgram:
     """One graph. ``entries`` are its record and its codes as bytes, ``constants`` what it names of the model's,
     ``targets`` the machines by device that it was compiled for, ``versions`` a digest of what made it; ``lines`` are of
-    the model, by their places in its graph."""
+    the model, by their places in its graph. A program in front of ``variants`` has each of them with it."""
 
     name: str
     key: str
@@ -48,6 +49,7 @@ class SavedProgram:
     versions: str
     lines: Mapping[int, str] = field(repr=False)
     region: bool = False
+    variants: tuple[SavedProgram, ...] = field(default=(), repr=False)
 
     def load(self) -> CompiledGraph:
         """The program, ready to be called. Raises SavedProgramError where this process or machine cannot run it."""
@@ -63,6 +65,10 @@ class SavedProgram:
             store = KernelStore.unpacked(self.key, self.entries)
         except DamagedEntry as error:
             raise SavedProgramError(f"{self.name}: a part of what was saved {error}; save it again") from None
+        if self.variants:
+            loaded, record = tuple(v.load() for v in self.variants), store.graph(self.key)
+            assert record is not None, "an entry that was unpacked is there"
+            return dispatching(self.name, record, loaded, key=self.key, load=True, timer=PhaseTimer())
         given = {n: x.load().call if isinstance(x, SavedProgram) else x for n, x in self.constants.items()}
         found = stored_graph(
             self.key, options=options, name=self.name, constants=given, region=self.region, store=store,
@@ -80,6 +86,7 @@ def save_program(compiled: CompiledGraph, options: Options, *, region: bool = Fa
             f"{compiled.name} cannot be saved: a kernel of it did not compile and ATen ops run in its place, which "
             "only this process has; MLC_STRICT=1 tells why it did not"
         )
+    variants = tuple(save_program(v, options) for v in compiled.variants)
     kept = compiled.kept.finished()
     record = kept.record
     named = _named(record)
@@ -112,6 +119,7 @@ def save_program(compiled: CompiledGraph, options: Options, *, region: bool = Fa
         environment_fingerprint(),
         {place: line for place in kept.places if (line := kept.host.lines(place))},
         region,
+        variants,
     )
 
 

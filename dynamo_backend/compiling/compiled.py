@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...codegen.host.capture import CapturePlan
+from ...codegen.host.python.dispatch import variable
 from ...codegen.host.python.text import HostText
 from ...codegen.host.steps.lines import Lines, places_in, with_lines
 from ...codegen.host.steps.program import HostProgram
@@ -19,7 +20,7 @@ from ...runtime.frozen.recipe import Recipe
 from ...runtime.gpu.capture import graph_device
 from ...runtime.gpu.checks import launches_checked
 from ...runtime.host.cuda_graphs import graphed
-from ...runtime.host.executable import Boxed
+from ...runtime.host.executable import Boxed, load_program
 from ...runtime.host.lazy_bits import Lazy, with_memory_of
 from ...runtime.log import say, trace_text
 from ...runtime.settings.options import Options
@@ -29,6 +30,19 @@ from ...scheduler.fusion.fusion import Fusion
 from .host_programs import HostCode, Keep, stored_host_code
 from .kernels import KernelBuild
 
+# Where the record of a program in front of several has their names and keys, by their numbers.
+VARIANTS = "variants"
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One program of a graph that has several: for the sizes that are as ``condition`` says; whether typical sizes are
+    among them."""
+
+    condition: str
+    compiled: CompiledGraph
+    is_typical: bool = False
+
 
 @dataclass(frozen=True, slots=True)
 class Stages:
@@ -36,6 +50,9 @@ class Stages:
 
     Of layers that repeat, ``imported`` and ``graph`` have a few; ``fusion`` calls the kernels of all. ``steps`` are the
     record: what was done, in order; ``decisions`` what costs or others decided, where that was asked for.
+
+    A graph with ``variants`` runs one of those by its sizes, as ``proof`` says exactly one. Then ``imported`` and
+    ``graph`` are those for all sizes, and ``fusion``, ``kernels`` and ``program`` those of the typical variant.
     """
 
     imported: Graph
@@ -45,19 +62,25 @@ class Stages:
     program: HostProgram
     steps: tuple[StepRecord, ...] = ()
     decisions: tuple[DecisionRecord, ...] = ()
+    variants: tuple[Variant, ...] = ()
+    proof: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What the cache keeps of a graph: its record, plain JSON, and the code of its kernels."""
+    """What the cache keeps of a graph: its record, plain JSON, and the code of its kernels; ``variants`` are the
+    programs that it calls by its sizes, each with a key of its own."""
 
     record: Mapping[str, Any] = field(repr=False)
     kernels: tuple[KernelCode, ...] = field(repr=False)
     host: HostCode = field(repr=False)
+    variants: tuple[Program, ...] = field(default=(), repr=False)
 
     @property
     def places(self) -> set[int]:
         """The nodes of the graph whose lines its texts name."""
+        if self.variants:
+            return set().union(*(v.places for v in self.variants))
         native = self.record.get("native")
         texts = [self.record, *([native["parts"], native["rescues"]] if native else [])]
         launches = native["launches"] if native else ()
@@ -65,6 +88,8 @@ class Program:
 
     def finished(self) -> Program:
         """With machine code of the host program, where it is to have that once it is called often."""
+        if self.variants:
+            return replace(self, variants=tuple(v.finished() for v in self.variants))
         host = self.host.finished()
         return Program({**self.record, **host.record()}, self.kernels, host)
 
@@ -80,7 +105,7 @@ class CompiledGraph:
     """``call`` runs the graph (boxed); None where it was compiled for a machine that is not this one.
 
     ``stages`` is None where the program came from the cache, and where layers became a loop that nobody asked about.
-    ``overridden`` names the user's schedules that were taken.
+    ``overridden`` names the user's schedules that were taken. ``variants`` are the programs that it calls by its sizes.
     ``regions`` are the bodies of its control flow, each compiled by itself; ``constants`` are the objects and the
     bodies that its calls may name.
     ``key`` is that of the program in the cache, "" where it is not there. ``kept`` is all that another process needs to
@@ -102,11 +127,12 @@ class CompiledGraph:
     capture: CapturePlan = CapturePlan("it was not looked at")
     python: str = ""
     recipe: Recipe | None = field(default=None, repr=False)
+    variants: tuple[CompiledGraph, ...] = field(default=(), repr=False)
 
     @property
     def is_self_contained(self) -> bool:
         """Whether the program can be loaded without the graph that it was compiled from."""
-        return bool(self.key) and not self.text.constants
+        return bool(self.key) and not self.text.constants and all(v.is_self_contained for v in self.variants)
 
 
 def stored_graph(
@@ -129,6 +155,11 @@ def stored_graph(
         record = store.graph(key)
         if record is None:
             return None
+        if VARIANTS in record:
+            return _stored_variants(
+                record, key, options=options, name=name, constants=constants, load=load, timer=timer, store=store,
+                lines=lines,
+            )  # fmt: skip
         codes = {variable: store.code(kernel) for variable, kernel in record["kernels"].items()}
         host = stored_host_code(record, options, store, lines)
     if host is None or any(code is None for code in codes.values()):
@@ -150,6 +181,42 @@ def stored_graph(
     say(options.log, "timing", lambda: f"{name}: {timer}")
     taken, kept = tuple(record["overridden"]), Program(record, tuple(c for c in codes.values() if c is not None), host)
     return CompiledGraph(name, told, call, timer, overridden=taken, key=key, kept=kept, capture=capture)
+
+
+def _stored_variants(
+    record: Mapping[str, Any], key: str, *, name: str, load: bool, timer: PhaseTimer, **how: Any
+) -> CompiledGraph | None:
+    """The program in front of several, with all of these; None where one of them is gone."""
+    variants = tuple(stored_graph(k, name=n, load=load, timer=timer, **how) for n, k in record[VARIANTS])
+    if not all(variants):
+        return None
+    return dispatching(name, record, tuple(v for v in variants if v is not None), key=key, load=load, timer=timer)
+
+
+def dispatching(
+    name: str,
+    record: Mapping[str, Any],
+    variants: tuple[CompiledGraph, ...],
+    *,
+    key: str,
+    load: bool,
+    timer: PhaseTimer,
+    stages: Stages | None = None,
+) -> CompiledGraph:
+    """The program that calls one of some ``variants`` by the sizes that it is given, out of its ``record``."""
+    text = HostText(record["text"], {}, {})
+    calls = {variable(k): v.call for k, v in enumerate(variants)}
+    call = load_program(text, {n: c for n, c in calls.items() if c is not None}, {}, name) if load else None
+    parts = tuple(v.kept for v in variants if v.kept is not None)
+    kept = Program(record, (), HostCode(text), parts) if len(parts) == len(variants) else None
+    # What it tells of itself is what all of them tell.
+    told = HostText("\n".join([text.text, *(v.text.text for v in variants)]), {}, {})
+    python = "; ".join(dict.fromkeys(v.python for v in variants if v.python))
+    taken = tuple(dict.fromkeys(o for v in variants for o in v.overridden))
+    return CompiledGraph(
+        name, told, call, timer, stages, taken, key=key, kept=kept, capture=variants[-1].capture, python=python,
+        variants=variants,
+    )  # fmt: skip
 
 
 def with_values(call: Boxed, recipe: Recipe | None, name: str) -> Boxed:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import fx
 
 from ...codegen.host.steps.lines import Lines
+from ...ir.expr.size_regions import ANYWHERE, SizeRegion
 from ...ir.passes import Runner
 from ...runtime.compile.kernels import KernelStore
 from ...runtime.host.lazy_bits import Lazy
@@ -26,7 +27,8 @@ class Job:
 
     ``regions`` are the bodies of its control flow, by the node that reads them; ``lazy`` the inputs that may come with
     bits; ``outside`` by name what decides its code besides itself, and ``settings`` what of that decides its kernels'.
-    ``decider`` is asked about decisions; without one they are taken by cost, and not recorded.
+    ``decider`` is asked about decisions; without one they are taken by cost, and not recorded. It is compiled for the
+    sizes ``within`` a region.
     """
 
     gm: fx.GraphModule
@@ -47,6 +49,7 @@ class Job:
     run: Runner
     store: KernelStore
     decider: Decider | None = None
+    within: SizeRegion = ANYWHERE
 
     @property
     def lines(self) -> Lines:
@@ -71,7 +74,8 @@ class Job:
     def with_named(self, compiled: CompiledGraph) -> CompiledGraph:
         """The graph with the objects and bodies that it may name."""
         bodies = tuple({id(r): r for r in self.regions.values()}.values())
-        return replace(compiled, regions=bodies, constants={**self.constants, **self.regions})
+        variants = tuple(self.with_named(v) for v in compiled.variants)
+        return replace(compiled, regions=bodies, constants={**self.constants, **self.regions}, variants=variants)
 
 
 def devices_of(gm: fx.GraphModule) -> list[str]:

@@ -166,6 +166,8 @@ def start_kernel(
     counters.add("kernel_cache_misses")
     try:
         nest, chosen, written = _written(function, target, plan, by_hand)
+        with phase("key"):  # functions that are told other typical sizes may be the same code
+            key = plan.store.key_of_text(key_of([*parts[:-1], *source_parts(written)]), key)
         with phase("compile"):
             library = device_library(plan.store, written, target)
         compiled = partial(_compiled, target=target, key=key, library=library, run=compilers.run_triton)
@@ -212,6 +214,13 @@ def start_kernel(
         begin = partial(compilers.start, key, make, gpu=target.is_gpu)
         making = compilers.making(key) or (begin() if plan.makes_anew else plan.store.shared(key, begin))
     return StartedKernel(function, key, written, finish)
+
+
+def source_parts(source: KernelSource) -> tuple[str, ...]:
+    """What machine code is made of besides a target and settings."""
+    params = " ".join(f"{b.dtype.value}@{b.align}" for b in source.params)
+    told = (source.language, source.name, source.symbols, source.grid, source.meta, source.reach)
+    return source.text, params, repr(told)
 
 
 def _content(function: Callee) -> str:

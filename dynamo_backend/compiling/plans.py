@@ -93,6 +93,7 @@ def _fused(job: Job, layers: Layers | None = None, called_after: dict[str, str] 
             GRAPH, import_graph, job.gm, job.example_inputs, fallback_random=options.fallback_random,
             numerics=options.numerics, libraries=options.libraries != "none", static=job.static, name=job.name,
             skipped=layers.skipped if layers is not None else {}, called_after=called_after, decider=job.decider,
+            region=job.within,
         )  # fmt: skip
     with phase("passes"):
         graph = job.run(imported, lists.graph, context)

@@ -28,6 +28,7 @@ from torch.utils._sympy.symbol import SymT, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from ...ir.expr.dtypes import DType
+from ...ir.expr.size_regions import ANYWHERE, SizeRegion
 from ...ir.expr.symbols import PositivePart, Size, SymbolTable, is_indexed
 from ...ir.expr.value import Const, Expr, IndexValue, call, cast, const, symbol
 from ...ir.graph.graph import MADE_SIZE, GraphInput, Input, Library, Node, TensorType
@@ -49,10 +50,13 @@ class SizeMap:
     of the graph; ``made`` says what it is in the other symbols. Integers that may be negative, as arguments and data
     may be, are the difference of two made sizes, since no symbol of the IR is negative. A truth value among the
     arguments is a symbol that is 1 where it is true, since nobody may give what it was decided by.
+
+    In a ``region`` of sizes more is known of them than the ShapeEnv knows. What can be one number there is that number.
     """
 
-    def __init__(self, names: set[str]) -> None:
+    def __init__(self, names: set[str], region: SizeRegion = ANYWHERE) -> None:
         self.made: dict[sympy.Symbol, sympy.Basic] = {}
+        self._region = region
         self._names = names
         self._theirs: dict[sympy.Symbol, sympy.Expr] = {}
         self._exprs: dict[sympy.Expr, sympy.Expr] = {}
@@ -83,6 +87,10 @@ class SizeMap:
             for s in expr.free_symbols:
                 if s not in self._symbols:
                     told = self.plain(s)
+                    fixed = self._region.value_of(self._size(told, s)) if told in self._region.symbols else None
+                    if fixed is not None:
+                        self._symbols[s] = integer(fixed)
+                        continue
                     self._symbols[s] = self._parts(s, told) if s.is_integer and self._may_be_negative(s) else told
             beyond = {part: self._made_of(part) for part in self._beyond(expr)}
             known = self._exprs[expr] = expr.xreplace({**self._symbols, **beyond} if beyond else self._symbols)
@@ -95,6 +103,7 @@ class SizeMap:
         theirs = value.node.expr if isinstance(value, SYMBOLIC) else None
         if (
             theirs is None
+            or size.is_Integer
             or theirs.atoms(sympy.Function)
             or all(self._symbols[s].is_Symbol for s in theirs.free_symbols)
         ):
@@ -241,7 +250,8 @@ class SizeMap:
 
     def table(self, order: Iterable[sympy.Symbol] = ()) -> SymbolTable:
         """What the ShapeEnv knows of every symbol met: those in ``order`` first."""
-        back = {ours: theirs for theirs, ours in self._told.items()}
+        fixed = {s for s, ours in self._symbols.items() if ours.is_Integer}
+        back = {ours: theirs for theirs, ours in self._told.items() if theirs not in fixed}
         ordered = dict.fromkeys([*(s for s in order if s in back), *back])
         found = SymbolTable(tuple(self._describe(ours, back[ours]) for ours in ordered))
         for made in self.made:
@@ -280,6 +290,9 @@ class SizeMap:
                 yield from known()
 
     def _describe(self, ours: sympy.Symbol, theirs: sympy.Symbol) -> Size:
+        return self._region.told(self._size(ours, theirs))
+
+    def _size(self, ours: sympy.Symbol, theirs: sympy.Symbol) -> Size:
         env = self._shape_env
         lower, upper = 0, None
         bounds = env.var_to_range.get(theirs) if env is not None else None

@@ -31,6 +31,8 @@ from ..compiling.plans import Plan, plan_of
 from ..compiling.tuning import by_default
 from ..importing.regions import regions_of, taken_apart
 from ..searching.search import GraphSearch
+from ..variants.choose import planned_variants
+from ..variants.dispatch import with_dispatch
 from .graph_cache import GraphCache
 
 _LOG = logger(__name__)
@@ -91,20 +93,34 @@ def _compiled_regions(
 
 
 def _compiled(job: Job, cache: GraphCache, decided: tuple[DecisionRecord, ...]) -> CompiledGraph:
-    """Kernels, the host program around them, and the function that runs both."""
+    """Kernels, the host program around them, and the function that runs both; or several, by the sizes that are for
+    each."""
     search = GraphSearch.of(job, cache.key, may_measure=job.load or job.fresh)
     with closing(search):
         search.search()
         job = replace(job, decider=search.decider)
         plan = plan_of(job, cache.key)
-        options = replace(job.options, tune_budget=search.left)
-        tuning = tuning_for(plan.fusion, options, job.timer, may_measure=job.load or job.fresh)
-        if not search.uses_schedules(job.decider):
-            tuning = by_default(tuning)
-        kernels, host = built(job, plan, tuning)
-        if not search.race(plan, host, kernels, tuning):
-            kernels, host = built(job, plan, by_default(tuning))
-        tuning.tell(str(search))
+        parted = planned_variants(job, cache.key, plan)
+        if parted is not None:
+            made = [
+                _made(v.job, v.plan, decided, search, cache.of_variant(k)) for k, v in enumerate(parted.variants)
+            ]  # fmt: skip
+            return with_dispatch(job, cache, plan, parted, made)
+        return _made(job, plan, decided, search, cache)
+
+
+def _made(
+    job: Job, plan: Plan, decided: tuple[DecisionRecord, ...], search: GraphSearch, cache: GraphCache
+) -> CompiledGraph:
+    """A plan as a program that runs."""
+    options = replace(job.options, tune_budget=search.left)
+    tuning = tuning_for(plan.fusion, options, job.timer, may_measure=job.load or job.fresh)
+    if not search.uses_schedules(job.decider):
+        tuning = by_default(tuning)
+    kernels, host = built(job, plan, tuning)
+    if not search.race(plan, host, kernels, tuning):
+        kernels, host = built(job, plan, by_default(tuning))
+    tuning.tell(str(search))
     capture = told_capture(host.capture, job.lines)
     kept = program_of(job, host, kernels)
     constants = {name: c.value for name, c in plan.imported.constants.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx
@@ -64,6 +64,13 @@ class GraphCache:
         counters.add("graph_cache_misses")
         say(self.job.options.log, "cache", lambda: f"{self.job.name}: {self._why_missed()}")
         return self.job.store.lock(KIND_GRAPH, self.text or "none")
+
+    def of_variant(self, number: int) -> GraphCache:
+        """The cache as one of the programs of the graph sees it: under a key of its own."""
+        if self.key is None:
+            return self
+        text = key_of([self.key.text, f"variant {number}"])
+        return replace(self, key=replace(self.key, text=text))
 
     def keep(self, kept: Program | None) -> str:
         """Put the program into the cache; its key, "" where it cannot be found again."""

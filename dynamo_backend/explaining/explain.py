@@ -31,8 +31,9 @@ from ..reports.flow import flow_of
 from ..reports.graph_traffic import GraphTraffic, graph_traffic
 from ..reports.library_time import library_seconds
 from ..reports.model_report import Report
-from ..reports.report import GraphReport, KernelReport, LibraryReport, MissedFusion
+from ..reports.report import GraphReport, KernelReport, LibraryReport, MissedFusion, VariantReport
 from ..reports.traffic import traffic_of
+from ..variants.dispatch import shared_kernels
 from .compiled_model import asked_of
 from .compiled_run import run_and_compile
 
@@ -102,6 +103,8 @@ def report_of(compiled: CompiledGraph, target: Target | None = None) -> GraphRep
     targets = dict.fromkeys(str(b.target) for b in stages.kernels.values())
     gpu = first_gpu(b.target for b in stages.kernels.values()) or target
     kernels, peaks = _kernels(stages), _peaks(stages.program)
+    variants = tuple(VariantReport(v.condition, report_of(v.compiled, target), v.is_typical) for v in stages.variants)
+    peaks = (*peaks, *(v.graph.peak_bytes for v in variants))
     traffic = graph_traffic(stages.fusion.graph, stages.fusion.functions, {k.name: k.traffic for k in kernels})
     return GraphReport(
         compiled.name,
@@ -119,6 +122,9 @@ def report_of(compiled: CompiledGraph, target: Target | None = None) -> GraphRep
         compiled.recipe.results if compiled.recipe is not None else (),
         flow_of(stages.fusion.graph, stages.program),
         stages.decisions,
+        variants,
+        stages.proof,
+        shared_kernels(stages.variants),
     )
 
 

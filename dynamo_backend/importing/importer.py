@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from ...ir.errors import MlcError
 from ...ir.expr.dtypes import DType
+from ...ir.expr.size_regions import ANYWHERE, SizeRegion
 from ...ir.expr.value import const
 from ...ir.graph.graph import (
     CONSTANT,
@@ -74,6 +75,7 @@ def import_graph(
     skipped: Mapping[fx.Node, fx.Node | None] = _NOTHING,
     called_after: dict[str, str] | None = None,
     decider: Decider | None = None,
+    region: SizeRegion = ANYWHERE,
 ) -> Graph:
     """The IR of an ATen graph.
 
@@ -82,11 +84,11 @@ def import_graph(
     ``numerics`` is "fast" or "eager"; without ``libraries`` kernels compute on CPUs all that they can. ``skipped``
     nodes, inputs and outputs among them, are left out; what reads one reads the node that it is mapped to.
     ``called_after`` is filled with the node of each name that is made here and is no node's own. ``decider`` is asked
-    where costs decide what an op becomes. Raises ImportFailure.
+    where costs decide what an op becomes. The graph is for the sizes of a ``region``. Raises ImportFailure.
     """
     decomposed = decompose_flex_attention(gm)
     importer = _Importer(
-        decomposed, example_inputs, fallback_random, numerics, libraries, frozenset(static), skipped, decider
+        decomposed, example_inputs, fallback_random, numerics, libraries, frozenset(static), skipped, decider, region
     )
     graph = importer.run(name)
     if called_after is not None:
@@ -157,6 +159,7 @@ class _Importer:
         static: frozenset[int],
         skipped: Mapping[fx.Node, fx.Node | None] = _NOTHING,
         decider: Decider | None = None,
+        region: SizeRegion = ANYWHERE,
     ) -> None:
         self.gm = gm
         self.places = {n: k for k, n in enumerate(gm.graph.nodes)}
@@ -164,7 +167,7 @@ class _Importer:
         self.examples = examples
         self.static = static
         names = {n.name for n in gm.graph.nodes}
-        self.sizes = SizeMap(names)
+        self.sizes = SizeMap(names, region)
         self.ctx = ImportContext(
             names, self.sizes, fallback_random=fallback_random, numerics=numerics, libraries=libraries,
             bodies=self.body, decider=decider,

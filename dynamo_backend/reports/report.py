@@ -194,12 +194,25 @@ class MissedFusion:
 
 
 @dataclass(frozen=True, slots=True)
+class VariantReport:
+    """One of the programs of a graph with a size that varies: for which sizes, and the report of it; whether typical
+    sizes are among them."""
+
+    condition: str
+    graph: GraphReport
+    is_typical: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class GraphReport:
     """One graph: ``peak_bytes`` is the memory it holds at most beyond its inputs, in size symbols; ``times`` seconds by
     phase; ``traffic`` the bytes of one run, library calls among them. ``python`` says what of a host program that was
     to be machine code is not, and why; ``steps`` are what was done, in order. ``frozen`` is what is computed once and
     kept beside the parameters; ``flow`` are the calls of one run in their order; ``decisions`` what was chosen by cost
-    or otherwise, that with most at stake first."""
+    or otherwise, that with most at stake first.
+
+    Of a graph with ``variants``, one of which runs by its sizes, this is what the one does that runs at typical sizes,
+    with the peak of all; ``proof`` shows that each size has exactly one, and ``shared_kernels`` are in several."""
 
     name: str
     target: str
@@ -216,6 +229,9 @@ class GraphReport:
     frozen: tuple[KeptResult, ...] = field(default=(), repr=False)
     flow: RunFlow = field(default=RunFlow(), repr=False)
     decisions: tuple[DecisionRecord, ...] = field(default=(), repr=False)
+    variants: tuple[VariantReport, ...] = field(default=(), repr=False)
+    proof: str = ""
+    shared_kernels: int = 0
 
     @property
     def fallbacks(self) -> tuple[KernelReport, ...]:
@@ -286,6 +302,7 @@ class GraphReport:
         lines = [
             head + symbols,
             moves,
+            *self._variant_lines(),
             *self._frozen_lines(),
             *self._kernel_lines(),
             *self._resource_lines(),
@@ -304,6 +321,20 @@ class GraphReport:
             spent = ", ".join(f"{name} {s * 1e3:.0f}" for name, s in self.times.items())
             lines.append(f"  compile time {sum(self.times.values()) * 1e3:.0f} ms: {spent}")
         return "\n".join(lines)
+
+    def _variant_lines(self) -> list[str]:
+        if not self.variants:
+            return []
+        width = max(len(v.condition) for v in self.variants)
+        lines = [f"  {len(self.variants)} programs, one of which runs by the size; what follows is of that marked *:"]
+        for v in self.variants:
+            own, calls = v.graph, sum(c.calls for c in v.graph.libraries)
+            mark = "*" if v.is_typical else " "
+            lines.append(
+                f"  {mark} {v.condition:{width}}  {counted(own.launches, 'kernel launch', 'kernel launches')} "
+                f"({counted(len(own.kernels), 'kernel')}), {counted(calls, 'library call')}"
+            )
+        return [*lines, f"  {counted(self.shared_kernels, 'kernel')} in more than one; {self.proof}"]
 
     def _frozen_lines(self) -> list[str]:
         if not self.frozen:

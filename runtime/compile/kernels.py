@@ -175,6 +175,8 @@ class KernelStore:
         self._loaded: dict[tuple[str, bool, bool], LoadedKernel] = {}
         self._graphs: dict[str, Mapping[str, Any]] = {}
         self._making: dict[tuple[int, str], Future[KernelCode]] = {}
+        # By digest of a kernel's text: the key under which it was compiled first.
+        self._keys: dict[str, str] = {}
 
     # --- kernels ----------------------------------------------------------------------------------------------------
 
@@ -191,6 +193,10 @@ class KernelStore:
         """Remember a kernel, in the cache too."""
         self._codes[code.key] = code
         self._write(_entry_of(code, description))
+
+    def key_of_text(self, digest: str, key: str) -> str:
+        """The key under which a text was compiled first in this process; from now on ``key`` where it is new."""
+        return self._keys.setdefault(digest, key)
 
     def load(self, code: KernelCode, *, checked: bool = False, early: bool = True) -> LoadedKernel:
         """The kernel ready to be called; loaded once a process, and once more where launches are ``checked`` or not
@@ -290,6 +296,7 @@ class KernelStore:
     def forget(self) -> None:
         """Drop what this process remembers; the disk keeps its own."""
         self._codes.clear()
+        self._keys.clear()
         self._graphs.clear()
         self._loaded.clear()
 

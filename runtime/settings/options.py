@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from platformdirs import user_cache_dir
 
 from ...scheduler.decisions import DecisionOverrides
+from ...scheduler.regions.choose import Cuts
 from ...scheduler.schedule.overrides import Overrides
 from ..cache.cache import DEFAULT_LIMIT
 from ..log import asks_for_stages
@@ -36,6 +37,7 @@ from .values import (  # fmt: skip
     parse_loss_chunk,
     parse_numerics,
     parse_path,
+    parse_regions,
     parse_remote,
     parse_schedules,
     parse_seconds,
@@ -383,6 +385,17 @@ class Options:
         values="a file (.json); as an option also a mapping",
         changes_code=True,
         doc="What to decide by hand that is decided by cost elsewhere, by kind and key (docs/decisions.md).",
+    )
+    regions: Cuts | str | int = _option(
+        "MLC_REGIONS",
+        parse_regions,
+        default="auto",
+        shown="auto",
+        values="auto, 0, or cuts as in =1,16,%8",
+        changes_code=True,
+        doc="Whether a graph with a size that varies may have several programs, each for a region of that size "
+        "(docs/regions.md): auto where that is predicted to be faster, 0 never. =1 has a program for the size 1 alone, "
+        "16 begins one at 16, and %8 parts the largest sizes by whether they are multiples of 8.",
     )
 
     @classmethod

@@ -13,6 +13,7 @@ import fsspec
 
 from ...ir.errors import MlcError
 from ...scheduler.decisions import DecisionOverrides, parse_overrides
+from ...scheduler.regions.choose import Cuts
 from ...scheduler.schedule.overrides import OverrideError, Overrides, load_overrides
 
 LOG_TOPICS = ("timing", "cache", "fusion", "schedule")
@@ -253,3 +254,22 @@ def parse_schedules(value: object) -> Overrides | None:
         return load_overrides(value)
     except OverrideError as error:
         raise OptionError(f"schedules (MLC_SCHEDULES): {error}") from error
+
+
+def parse_regions(value: object) -> Cuts | str | int:
+    if isinstance(value, Cuts):
+        return value
+    if value is None or value is True or str(value).strip().lower() in ("auto", ""):
+        return "auto"
+    if value is False or str(value).strip() == "0":
+        return 0
+    parts = [str(v) for v in value] if isinstance(value, (list, tuple)) else str(value).split(",")
+    alone, bounds, divisors = list[int](), list[int](), list[int]()
+    for part in map(str.strip, parts):
+        number = part.lstrip("=%") if part[:1] in "=%" else part
+        if not number.isdecimal() or int(number) < 1 or len(part) - len(number) > 1:
+            raise ValueRefused("auto, 0, or cuts: =1 (a size alone), 16 (a region begins), %8 (multiples)", wrong=part)
+        {"=": alone, "%": divisors}.get(part[0], bounds).append(int(number))
+    if len(divisors) > 1:
+        raise ValueRefused("cuts with one divisor at most, as in =1,16,%8", wrong=str(value))
+    return Cuts(tuple(sorted(set(bounds))), tuple(sorted(set(alone))), *divisors)

@@ -287,15 +287,15 @@ def _footprints(found: NestMeasures, target: Target) -> dict[str, float]:
 
 def _memory(found: NestMeasures, target: Target) -> dict[str, float]:
     """Bytes from beyond the caches, and cycles, by estimate."""
-    memory = sum(_traffic(found, target.l2_bytes))
+    memory = sum(traffic_past(found, target.l2_bytes))
     work = sum(w.iterations * w.cost / max(min(w.lanes, target.lanes(4)), 1) for w in found.works)
     return {
-        "loops.memory": _log(memory), "loops.memory.l1": _log(sum(_traffic(found, target.l1_bytes))),
+        "loops.memory": _log(memory), "loops.memory.l1": _log(sum(traffic_past(found, target.l1_bytes))),
         "loops.cycles": _log(max(work, memory / 8.0)),
     }  # fmt: skip
 
 
-def _traffic(found: NestMeasures, cache: int) -> Iterator[float]:
+def traffic_past(found: NestMeasures, cache: int) -> Iterator[float]:
     """Bytes from beyond a cache of so many: what a loop touches is fetched anew where it does not fit."""
     for w in found.works:
         for r in w.references:

@@ -192,6 +192,7 @@ def test_the_fingerprint_holds_what_changes_code_and_nothing_else() -> None:
         "cpu_products": "blas",
         "libraries": "none",
         "decisions": {"product:ab": "loops"},
+        "regions": "16",
     }
     keeps = {"tune_budget": 1.0, "cache_dir": "/x", "cache": False, "dump_dir": "/y", "log": "timing"}
     keeps |= {

@@ -58,6 +58,15 @@ def _graph(g: GraphReport) -> dict[str, Any]:
         "moved": {"kernels": t.kernels, "libraries": t.libraries, "least": t.compulsory, "ratio": t.ratio},
         "frozen": [{"told": r.told, "bytes": r.nbytes, "calls": r.calls} for r in g.frozen],
         "host_program": g.python,
+        "variants": [
+            {
+                "condition": v.condition, "launches": v.graph.launches, "kernels": len(v.graph.kernels),
+                "library_calls": sum(c.calls for c in v.graph.libraries), "is_typical": v.is_typical,
+            }
+            for v in g.variants
+        ],
+        "proof": g.proof,
+        "shared_kernels": g.shared_kernels,
         "phases": [{"name": name, "seconds": seconds} for name, seconds in g.times.items()],
         "roof": _roof(next((k.target for k in g.kernels if k.target is not None), None)),
         "kernels": [_kernel(k) for k in g.kernels],

@@ -102,6 +102,15 @@ def onednn_times(rows: int, inner: int, columns: int, machine: Machine) -> tuple
     return time, machine.blas * time + ONEDNN_CALL * machine.launch
 
 
+def weight_reading(rows: int, nbytes: int, is_onednn: bool, machine: Machine) -> float:
+    """Nanoseconds that a library's product of float32 takes longer than memory does to read a plain weight of so many
+    bytes; none for one that the caches hold. Of many rows the weight is put in order once, for all."""
+    if nbytes <= machine.l2_bytes * machine.cores:
+        return 0.0
+    share = ONEDNN_READS[0] if is_onednn else BLAS_ROW if rows == 1 else BLAS_ROWS
+    return nbytes / machine.bandwidth * (1.0 / share - 1.0)
+
+
 def _small_times(p: LibraryProduct, machine: Machine) -> tuple[float, float] | None:
     """The times of our loops over sizes that fill no registers, and of a call of the library; None for sizes that vary,
     which may be larger in the next call."""

@@ -218,6 +218,12 @@ function rest(graph) {
   if (graph.frozen.length) {
     parts.push(make("h2", {}, "What is computed once and kept"), make("table", {}, make("tbody", {}, graph.frozen.map((f) => make("tr", {}, make("td", { class: "number" }, bytes(f.bytes)), make("td", {}, f.told))))));
   }
+  if ((graph.variants || []).length) {
+    parts.push(make("h2", {}, "Programs for different sizes"),
+      make("table", {}, make("thead", {}, make("tr", {}, ["when the size is", "kernel launches", "library calls"].map((h, n) => make("th", { class: n ? "number" : null }, h)))),
+        make("tbody", {}, graph.variants.map((v) => make("tr", {}, make("td", { class: "name" }, v.is_typical ? `${v.condition} (what this page shows)` : v.condition), make("td", { class: "number" }, `${v.launches}`), make("td", { class: "number" }, `${v.library_calls}`))))),
+      make("p", { class: "quiet" }, `${many(graph.shared_kernels, "kernel")} in more than one; ${graph.proof}`));
+  }
   parts.push(make("h2", {}, "Where compile time went"), make("figure", {}, barChart(graph.phases.map((p) => ({ name: p.name, value: p.seconds })), seconds)));
   const changed = graph.steps.filter((s) => s.changed);
   parts.push(text("Every step of the compiler that changed something", changed.map((s) => `${(s.seconds * 1e3).toFixed(2).padStart(9)} ms  ${s.level.padEnd(8)}  ${s.name}${s.of ? ` (${s.of})` : ""}`).join("\n"), many(changed.length, "step")));

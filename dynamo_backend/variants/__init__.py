@@ -1,0 +1,1 @@
+"""Graphs with symbolic sizes as several programs, one for each region of sizes."""
