@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from ...ir.errors import MlcError
 from ...ir.expr.dtypes import DType
 from ...ir.expr.value import const
+from ...ir.graph.effects import KEPT_OP
 from ...ir.graph.graph import (
     CONSTANT,
     ArgumentRef,
@@ -38,6 +39,7 @@ from ...ir.graph.graph import (
 )
 from ...ir.target import has_kernels
 from ...scheduler.decisions import Decider
+from ...scheduler.numerics import OP, Numerics
 from ..aten_passes.views.negations import BIT, NEGATE, WHY_BIT, is_negated, negate, negative, write_negated
 from ..aten_passes.views.written_arguments import places_in_bases
 from ..converters import CONVERTERS, LIBRARY_REASONS, ImportContext, NoConversion, SizeMap, Tensor
@@ -45,7 +47,7 @@ from ..converters.context import KEEPS_ROUNDING
 from ..converters.random.replays import REPLAY, SAVE, replayed_value
 from ..converters.refused_types import refused_call
 from ..converters.sizes import SYMBOLIC
-from ..tracing.origins import origins_of
+from ..tracing.origins import KEEPS, origins_of
 from ..tracing.tokens import is_token
 from .decided import Decided, is_settled
 from .flex_attention import decompose_flex_attention
@@ -67,7 +69,7 @@ def import_graph(
     example_inputs: Sequence[Any] = (),
     *,
     fallback_random: bool = False,
-    numerics: str = "fast",
+    numerics: Numerics = "fast",
     libraries: bool = True,
     static: Collection[int] = (),
     name: str = "main",
@@ -79,7 +81,7 @@ def import_graph(
 
     ``example_inputs`` stand in for placeholders whose ``meta["val"]`` is missing. ``static`` holds the positions of
     the inputs that are parameters or buffers. ``fallback_random`` leaves random ops to ATen (eager's own numbers);
-    ``numerics`` is "fast" or "eager"; without ``libraries`` kernels compute on CPUs all that they can. ``skipped``
+    ``numerics`` are as ``Options`` has them; without ``libraries`` kernels compute on CPUs all that they can. ``skipped``
     nodes, inputs and outputs among them, are left out; what reads one reads the node that it is mapped to.
     ``called_after`` is filled with the node of each name that is made here and is no node's own. ``decider`` is asked
     where costs decide what an op becomes. Raises ImportFailure.
@@ -152,7 +154,7 @@ class _Importer:
         gm: fx.GraphModule,
         examples: Sequence[Any],
         fallback_random: bool,
-        numerics: str,
+        numerics: Numerics,
         libraries: bool,
         static: frozenset[int],
         skipped: Mapping[fx.Node, fx.Node | None] = _NOTHING,
@@ -210,7 +212,7 @@ class _Importer:
         """The graph of a function that a node of this one names."""
         body = attribute(self.gm, str(node.target))
         libraries = self.ctx.calls_libraries("cpu")
-        return import_graph(body, numerics=self.ctx.numerics, libraries=libraries, name=node.name)
+        return import_graph(body, numerics=self.ctx.given_numerics, libraries=libraries, name=node.name)
 
     # --- the ends of the graph --------------------------------------------------------------------------------------
 
@@ -316,6 +318,8 @@ class _Importer:
             try:
                 if (refused := _foreign(val)) is not None:
                     raise NoConversion(refused)
+                if OP in node.meta.get(KEEPS, ()):
+                    raise NoConversion("numerics: eager's own op is kept here")
                 if node.meta.get(BIT):
                     raise NoConversion(WHY_BIT)
                 if (kind := refused_call(node)) is not None:
@@ -340,6 +344,8 @@ class _Importer:
                 return None
         if isinstance(target, (OpOverload, HigherOrderOperator)):
             full_name = _full_name(target)
+            if OP in node.meta.get(KEEPS, ()):
+                full_name = f"{KEPT_OP}::{full_name.partition('::')[2]}"
         else:
             full_name = f"{getattr(target, '__module__', '')}::{getattr(target, '__name__', target)}"
             self.constants.setdefault(full_name, Constant.of(target))
@@ -392,7 +398,7 @@ class _Importer:
                 tuple(places_in_bases(full_name, kwargs, bases, self.sizes).items()),
                 reason,
                 self.ctx.origins,
-                bool(node.meta.get(KEEPS_ROUNDING)),
+                bool(node.meta.get(KEEPS_ROUNDING)) or OP in node.meta.get(KEEPS, ()),
                 refused_call(node) is not None,
             )
         )

@@ -16,6 +16,8 @@ from ...ir.graph.graph import Origin
 _CUSTOM, _PLACE = "custom", "mlc_place"
 # Where a node has which pattern of a user's it was made by.
 PATTERN = "mlc_pattern"
+# What a node keeps of eager's numerics where others do not.
+KEEPS = "mlc_keeps"
 
 
 def origins_of(node: fx.Node, op: str, place: int = -1) -> tuple[Origin, ...]:
@@ -24,7 +26,14 @@ def origins_of(node: fx.Node, op: str, place: int = -1) -> tuple[Origin, ...]:
     found = _origin(op, node.meta.get("stack_trace") or "")
     if (pattern := node.meta.get(PATTERN)) is not None:
         found = replace(found, note=pattern)
+    if kept := node.meta.get(KEEPS):
+        found = replace(found, keeps=tuple(kept))
     return (replace(found, place=place) if found.source and place >= 0 else found,)
+
+
+def innermost_line(trace: str) -> str:
+    """The user's innermost line of a stack trace of Dynamo's, "" where there is none."""
+    return _last_frame(trace)
 
 
 def lines_of(gm: fx.GraphModule) -> Lines:
