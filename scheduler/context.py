@@ -13,9 +13,10 @@ from .numerics import Numerics, is_fast, passes_left_out
 
 @dataclass(frozen=True, slots=True)
 class PassContext:
-    """``numerics`` is "fast" or "eager", or says it by places; ``target_of`` gives the machine that a device ("cuda:0") is; ``given`` are
-    inputs whose memory goes when they are read last. ``copy_streams``: copies between devices may run beside calls, on
-    streams of their own. ``decider`` is who is asked about decisions; without one the cost model's stand.
+    """``numerics`` is "fast" or "eager", or says it by places; ``target_of`` gives the machine that a device
+    ("cuda:0") is; ``given`` are inputs whose memory goes when they are read last. ``copy_streams``: copies between
+    devices may run beside calls, on streams of their own. ``decider`` is who is asked about decisions; without one the
+    cost model's stand.
     """
 
     numerics: Numerics = "fast"

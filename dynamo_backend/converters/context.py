@@ -20,7 +20,6 @@ from ...ir.nest.loops import contiguous_strides
 from ...ir.target import is_always_with_libraries
 from ...scheduler.decisions import Decider
 from ...scheduler.numerics import EAGER, ROUNDING, Numerics
-from ..tracing.origins import KEEPS
 from .registry import NoConversion
 from .sizes import SizeMap, size_value
 from .terms import axes, convert
@@ -77,6 +76,8 @@ class ReductionSpace:
 
 # What a node of FX notes where its readers must see the half type that it is rounded to, and not what it is made of.
 KEEPS_ROUNDING = "mlc_keeps_rounding"
+# What it keeps of eager's numerics where others do not.
+KEEPS = "mlc_keeps"
 
 
 class ImportContext:

@@ -227,14 +227,22 @@ def job_of(
     )
 
 
+def compiled_part(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Options, kind: str, frozen: FrozenInputs
+) -> tuple[GraphJob, CompiledGraph]:
+    """What AOTAutograd asks to be compiled, and what became of it, before what does not change is given to it."""
+    with _collection(settings):  # a backward may be compiled long after its forward
+        job = job_of(gm, example_inputs, settings=settings, kind=kind, frozen=frozen)
+        return job, job.compile()
+
+
 @with_frame_room
 def _compile(
     gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Options, kind: str, frozen: FrozenInputs
 ) -> CompiledGraph:
     """One graph of AOTAutograd."""
-    with _collection(settings):  # a backward may be compiled long after its forward
-        job = job_of(gm, example_inputs, settings=settings, kind=kind, frozen=frozen)
-        compiled, name = job.compile(), job.name
+    job, compiled = compiled_part(gm, example_inputs, settings=settings, kind=kind, frozen=frozen)
+    name = job.name
     process_times.add(kind, compiled.timer.seconds)
     assert compiled.call is not None
     if settings.verify > 1:
@@ -297,4 +305,4 @@ def _reset() -> None:
 
 mlc_backend.reset = _reset  # type: ignore[attr-defined]
 
-__all__ = ["BackendError", "GraphJob", "job_of", "mlc_backend", "settings_of", "through_aot"]
+__all__ = ["BackendError", "GraphJob", "compiled_part", "job_of", "mlc_backend", "settings_of", "through_aot"]

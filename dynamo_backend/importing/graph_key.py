@@ -19,8 +19,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from ...ir.graph.constants import digest_of
 from ...runtime.cache.fingerprint import environment_fingerprint, key_of
 from ..aten_passes.views.negations import BIT
-from ..converters.context import KEEPS_ROUNDING
-from ..tracing.origins import KEEPS
+from ..converters.context import KEEPS, KEEPS_ROUNDING
 
 # Constants of more elements are not read for a key.
 _MOST_ELEMENTS = 1 << 16

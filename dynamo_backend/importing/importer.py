@@ -43,11 +43,11 @@ from ...scheduler.numerics import OP, Numerics
 from ..aten_passes.views.negations import BIT, NEGATE, WHY_BIT, is_negated, negate, negative, write_negated
 from ..aten_passes.views.written_arguments import places_in_bases
 from ..converters import CONVERTERS, LIBRARY_REASONS, ImportContext, NoConversion, SizeMap, Tensor
-from ..converters.context import KEEPS_ROUNDING
+from ..converters.context import KEEPS, KEEPS_ROUNDING
 from ..converters.random.replays import REPLAY, SAVE, replayed_value
 from ..converters.refused_types import refused_call
 from ..converters.sizes import SYMBOLIC
-from ..tracing.origins import KEEPS, origins_of
+from ..tracing.origins import origins_of
 from ..tracing.tokens import is_token
 from .decided import Decided, is_settled
 from .flex_attention import decompose_flex_attention
@@ -81,8 +81,8 @@ def import_graph(
 
     ``example_inputs`` stand in for placeholders whose ``meta["val"]`` is missing. ``static`` holds the positions of
     the inputs that are parameters or buffers. ``fallback_random`` leaves random ops to ATen (eager's own numbers);
-    ``numerics`` are as ``Options`` has them; without ``libraries`` kernels compute on CPUs all that they can. ``skipped``
-    nodes, inputs and outputs among them, are left out; what reads one reads the node that it is mapped to.
+    ``numerics`` are as ``Options`` has them; without ``libraries`` kernels compute on CPUs all that they can.
+    ``skipped`` nodes, inputs and outputs among them, are left out; what reads one reads the node that it is mapped to.
     ``called_after`` is filled with the node of each name that is made here and is no node's own. ``decider`` is asked
     where costs decide what an op becomes. Raises ImportFailure.
     """

@@ -11,13 +11,12 @@ from torch import fx
 
 from ...codegen.host.steps.lines import Lines
 from ...ir.graph.graph import Origin
+from ..converters.context import KEEPS
 
 # The metadata of a node of Dynamo's that the ATen nodes made of it have, too.
 _CUSTOM, _PLACE = "custom", "mlc_place"
 # Where a node has which pattern of a user's it was made by.
 PATTERN = "mlc_pattern"
-# What a node keeps of eager's numerics where others do not.
-KEEPS = "mlc_keeps"
 
 
 def origins_of(node: fx.Node, op: str, place: int = -1) -> tuple[Origin, ...]:

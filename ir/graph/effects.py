@@ -38,7 +38,8 @@ def opaque_operand(node: Node) -> str | None:
 
 
 def resolve_op(target: str) -> Any:
-    """The op of a library target, "aten::addmm.default", "eager::addmm.default" or "hop::cond". Raises IRError where torch has none."""
+    """The op of a library target: "aten::addmm.default", the same of "eager", or "hop::cond". Raises IRError where
+    torch has none."""
     namespace, _, rest = target.partition("::")
     namespace = "aten" if namespace == KEPT_OP else namespace
     found: Any = torch.ops.higher_order if namespace == "hop" else getattr(torch.ops, namespace)

@@ -15,7 +15,8 @@ from torch.fx import traceback
 from ....ir.passes import Setting
 from ....runtime.settings.options import Options
 from ....scheduler.numerics import FAST_REWRITES, FUNCTION, OP, ROUNDING, NumericsByPlace, NumericsPlace
-from ...tracing.origins import KEEPS, innermost_line
+from ...converters.context import KEEPS
+from ...tracing.origins import innermost_line
 from ..context import AtenContext
 
 BY_PLACE: Setting[AtenContext] = Setting(
@@ -30,7 +31,8 @@ _EXACT = frozenset((
     "amin", "max", "min", "maximum", "minimum", "clamp", "clamp_min", "clamp_max", "constant_pad_nd", "flip", "roll",
     "repeat", "tril", "triu", "sort", "topk", "detach", "sign", "floor", "ceil", "round", "trunc", "threshold",
     "threshold_backward", "isin", "fill", "alias", "scatter", "expand", "unsafe_view", "_unsafe_view", "hardtanh",
-    "max_pool2d_with_indices", "_to_copy", "_assert_scalar", "split_with_sizes", "glu_jvp", "max_pool2d", "masked_select",
+    "max_pool2d_with_indices", "_to_copy", "_assert_scalar", "split_with_sizes", "glu_jvp", "max_pool2d",
+    "masked_select",
 ))  # fmt: skip
 _BACKWARD = ("is_backward", "must_be_in_backward")
 
