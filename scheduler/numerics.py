@@ -75,14 +75,12 @@ class NumericsPlace:
         """``kind:key``, as an entry names it; of one ``layer`` with its path behind an @."""
         return f"{kind}:{self.key}{f'@{self.path}' if layer and self.path else ''}"
 
-    def named_by(self, name: str) -> bool:
-        """Whether an entry that is no key names it: its line, its op, or the op's name alone."""
-        return name in (
-            self.at,
-            self.op,
-            self.op.removeprefix("aten."),
-            self.op.split(".")[1 % (self.op.count(".") + 1)],
-        )
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What names it beside its keys, the nearest first: its line, and the op with its overload, without, and
+        alone."""
+        words = self.op.split(".")
+        return tuple(dict.fromkeys(n for n in (self.at, self.op, ".".join(words[:2]), words[1 % len(words)]) if n))
 
     def __str__(self) -> str:
         return f"{self.op}{' (backward)' if self.backward else ''} at {self.line or 'no line of the model'}"
@@ -113,8 +111,7 @@ class NumericsByPlace:
                 return name
         if kind == OP:
             return None
-        own = [n for n in self._by_name if place.named_by(n)]
-        return min(own, key=lambda n: (n != place.at, n != place.op, n), default=None)
+        return next((n for n in place.names if n in self._by_name), None)
 
     def _value(self, kind: str, place: NumericsPlace) -> str:
         name = self.entry(kind, place)
@@ -139,7 +136,7 @@ class NumericsByPlace:
         """Entries that are for none of some places; passes are for every graph."""
         places = tuple(places)
         used = {self.entry(kind, p) for p in places for kind in KEPT}
-        used |= {n for n, _ in self.items if any(p.named_by(n) for p in places)}
+        used |= {n for p in places for n in p.names}
         return tuple(n for n, _ in self.items if n not in used and not n.startswith(f"{REWRITE}:"))
 
     def plain(self) -> dict[str, str]:
@@ -193,9 +190,9 @@ def nearest(name: str, places: Iterable[NumericsPlace]) -> str:
     """ " Did you mean …?" of the place with the most similar name, "" where none is near."""
     known: dict[str, NumericsPlace] = {}
     for place in places:
-        for told in (place.at, place.op, *(place.name(k) for k in KEPT)):
+        for told in (*place.names, *(place.name(k) for k in KEPT)):
             known.setdefault(told, place)
-    found = get_close_matches(name, [k for k in known if k], n=1, cutoff=0.6)
+    found = get_close_matches(name, known, n=1, cutoff=0.6)
     return f" Did you mean {found[0]!r} ({known[found[0]]})?" if found else ""
 
 

@@ -178,14 +178,16 @@ class Attribution:
 def _where(row: AttributionRow) -> list[str]:
     if not row.places:
         return [""]
-    if row.is_one:
-        place = row.places[0]
-        layers = f" ({row.layers[0]})" if len(row.layers) == 1 and row.layers[0] else ""
-        layers = f" (in {len(row.layers)} layers)" if len(row.layers) > 1 else layers
-        told = [f"{place}{layers}"]
-        lines = list(row.lines[:3])
-        return told + lines if lines and lines[0] not in place else told
-    return [f"{len(row.places)} places together: {', '.join(row.places[:2])}, …"]
+    told, lines = row.places[0], [n.partition(": ")[::2] for n in row.lines[:3]]
+    if not row.is_one:
+        names = ", ".join(dict.fromkeys(p.partition(" at ")[0] for p in row.places))
+        return [f"{len(row.places)} places together", names if len(names) < 60 else f"{names[:57]}…"]
+    at, _, line = told.partition(" at ")
+    layers = f" ({row.layers[0]})" if len(row.layers) == 1 and row.layers[0] else ""
+    layers = f" ({len(row.layers)} layers)" if len(row.layers) > 1 else layers
+    first = f"{at}, {line.partition(': ')[0]}{layers}" if line else f"{at}{layers}"
+    code = line.partition(": ")[2]
+    return [first, code] if code else [first, *(f"{where}: {c}" for where, c in lines if where not in first)]
 
 
 def _sized(size: Size) -> str:

@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+# What names of gradients begin with.
+GRADIENT = "gradient of "
+
 
 @dataclass(frozen=True, slots=True)
 class Results:
@@ -25,7 +28,7 @@ class Results:
         for path, leaf in pytree.tree_flatten_with_path(result)[0]:
             if isinstance(leaf, Tensor):
                 found[f"result{pytree.keystr(path)}"] = leaf.detach().clone()
-        found |= {f"gradient of {name}": g.detach().clone() for name, g in gradients.items() if g is not None}
+        found |= {f"{GRADIENT}{name}": g.detach().clone() for name, g in gradients.items() if g is not None}
         return Results(found)
 
 
@@ -44,8 +47,12 @@ class Size:
 
 
 class Space:
-    """The vectors of runs of one model: every floating element that is finite in both ``ends``, each tensor in units
-    of its largest magnitude in the last of them. Anything else is counted."""
+    """The vectors of runs of one model: every floating element that is finite in both ends, each tensor in units of
+    its largest magnitude in the last of them. Anything else is counted.
+
+    A tensor that is next to zero beside others, as the gradient of a bias in front of a norm, is nothing but rounding.
+    So a unit is at least the root of the type's epsilon of the largest among results, or among gradients.
+    """
 
     def __init__(self, first: Results, last: Results) -> None:
         # The type of the first is that of the model.
@@ -61,8 +68,13 @@ class Space:
             if _has_numbers(want):
                 self._masks[name] = torch.isfinite(want) & torch.isfinite(got)
                 seen = _wide(want)[self._masks[name]]
-                largest = seen.abs().max().item() if seen.numel() else 0.0
-                self._scales[name] = largest or 1.0
+                self._scales[name] = seen.abs().max().item() if seen.numel() else 0.0
+        for gradients in (False, True):
+            of = [n for n in self._scales if n.startswith(GRADIENT) is gradients]
+            largest = max((self._scales[n] for n in of), default=0.0)
+            for name in of:
+                least = math.sqrt(torch.finfo(first.tensors[name].dtype).eps) * largest
+                self._scales[name] = max(self._scales[name], least) or 1.0
 
     def vector(self, results: Results) -> Tensor:
         """A run in this space, float64 on the CPU; what is not finite there has the last end's value."""

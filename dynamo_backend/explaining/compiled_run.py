@@ -18,6 +18,8 @@ from torch.utils import _pytree as pytree
 
 from ...ir.errors import MlcError
 from ...runtime.settings.options import Options
+from ...scheduler.numerics import NumericsPlace
+from ..aten_passes.rounding.numerics import placed_nodes
 from ..compiling.compiled import CompiledGraph
 from ..entry.backend import GraphJob, job_of, through_aot
 from ..entry.capture import fake_mode_of
@@ -31,10 +33,12 @@ from .untouched import KeptTensors, dynamo_as_it_was, random_state_as_it_was, te
 
 @dataclass(frozen=True, slots=True)
 class CompiledRun:
-    """The graphs that one call compiled, in the order in which they were, and why there are several."""
+    """The graphs that one call compiled, in the order in which they were, and why there are several; and the places
+    that may keep eager's numerics."""
 
     graphs: tuple[CompiledGraph, ...]
     breaks: tuple[GraphBreak, ...]
+    places: tuple[NumericsPlace, ...] = ()
 
 
 def run_and_compile(
@@ -79,7 +83,8 @@ def run_and_compile(
     if elsewhere:
         retarget([job.gm for job in keeper.jobs], "cuda", host=not faked)
         keeper.graphs += [_compiled(replace(job, example_inputs=())) for job in keeper.jobs]
-    return CompiledRun(_named(keeper.graphs, keeper.kinds), tuple(dict.fromkeys(map(_break, breaks))))
+    graphs = _named(keeper.graphs, keeper.kinds)
+    return CompiledRun(graphs, tuple(dict.fromkeys(map(_break, breaks))), tuple(keeper.places))
 
 
 _PARAMETERS = inspect.signature(torch.compile).parameters
@@ -99,6 +104,7 @@ class _Keeper:
     # Of each graph, which of Dynamo's it is of and what of it.
     kinds: list[tuple[int, str]] = field(default_factory=list)
     dynamo_graphs: int = 0
+    places: dict[NumericsPlace, None] = field(default_factory=dict)
 
     def backend(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         if differentiates_forward():
@@ -133,6 +139,7 @@ class _Keeper:
         return run
 
     def take(self, job: GraphJob) -> None:
+        self.places.update(dict.fromkeys(place for _, place in placed_nodes(job.gm)))
         if self.late:
             self.jobs.append(job)
         else:

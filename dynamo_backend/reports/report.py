@@ -199,7 +199,7 @@ class GraphReport:
     phase; ``traffic`` the bytes of one run, library calls among them. ``python`` says what of a host program that was
     to be machine code is not, and why; ``steps`` are what was done, in order. ``frozen`` is what is computed once and
     kept beside the parameters; ``flow`` are the calls of one run in their order; ``decisions`` what was chosen by cost
-    or otherwise, that with most at stake first."""
+    or otherwise, that with most at stake first; ``numerics`` what keeps eager's, where that is told by places."""
 
     name: str
     target: str
@@ -216,6 +216,7 @@ class GraphReport:
     frozen: tuple[KeptResult, ...] = field(default=(), repr=False)
     flow: RunFlow = field(default=RunFlow(), repr=False)
     decisions: tuple[DecisionRecord, ...] = field(default=(), repr=False)
+    numerics: tuple[str, ...] = field(default=(), repr=False)
 
     @property
     def fallbacks(self) -> tuple[KernelReport, ...]:
@@ -299,6 +300,9 @@ class GraphReport:
         for d in self.decisions:
             if d.source is not ChosenFor.COST:
                 lines.append(f"  decided {d.source.value}: {d.name} is {d.chosen} ({d.default} by cost)")
+        lines += [f"  keeps eager's {told}" for told in self.numerics[:_SHOWN]]
+        if len(self.numerics) > _SHOWN:
+            lines.append(f"  … and {len(self.numerics) - _SHOWN} more in .numerics")
         lines += self._missed_lines()
         if self.times:
             spent = ", ".join(f"{name} {s * 1e3:.0f}" for name, s in self.times.items())
