@@ -15,7 +15,7 @@ from ...scheduler.numerics import NumericsByPlace, NumericsError, nearest
 from ..aten_passes.rounding.numerics import placed_nodes
 from ..entry.backend import settings_of
 from ..explaining.compiled_model import asked_of
-from .attribution import NOT_ATTRIBUTED, OF_EAGER, Attribution, AttributionRow
+from .attribution import NOT_ATTRIBUTED, OF_EAGER, TRACED, Attribution, AttributionRow
 from .bisection import Path
 from .results import Results, Size, Space, share, total_elements
 from .runs import Backward, Part, Runs, measured_settings
@@ -24,6 +24,7 @@ from .steps import Step, entries, steps_of, with_entries
 AGAINST = ("eager", "float64")
 # Rows that are also measured alone, which says how much the order of steps counts.
 ALONE = 6
+_SWITCHED = "the program with everything switched, and AOTAutograd's ops"
 
 
 def attribute(
@@ -100,8 +101,15 @@ class _Measure:
         path.bisect(self._left - ALONE - 1, max(whole.norm, 1e-300) + whole.elements, self.layers)
         found = self._rows(path, whole)
         if not space.is_same(last, eager):
-            row = self._row(NOT_ATTRIBUTED, last, eager, space, whole)
-            found.append((replace(row, places=("the program with everything switched, and eager",)), last, eager))
+            traced = self.runs.traced()
+            ends = (
+                (NOT_ATTRIBUTED, _SWITCHED, last, traced),
+                (TRACED, "AOTAutograd's ops, and eager's", traced, eager),
+            )
+            for kind, told, one, other in ends:
+                if not space.is_same(one, other):
+                    row = self._row(kind, one, other, space, whole)
+                    found.append((replace(row, places=(told,)), one, other))
         if self.against != "eager":
             row = self._row(OF_EAGER, eager, goal, space, whole)
             found.append((replace(row, places=("eager, and eager in float64",)), eager, goal))

@@ -13,7 +13,8 @@ from ...runtime.plain_text import counted
 from .results import Size
 
 # Kinds of rows that are no place.
-NOT_ATTRIBUTED, OF_EAGER = "not attributed", "roundings of eager"
+NOT_ATTRIBUTED, TRACED, OF_EAGER = "not attributed", "traced as other ops", "roundings of eager"
+_NO_PLACE = (NOT_ATTRIBUTED, TRACED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,9 @@ class AttributionRow:
 class Attribution:
     """Why a compiled result is not eager's (or float64's): ``rows`` add up to ``whole``, the largest share first.
 
-    ``noise`` is the difference of the compiled program from itself, run twice. ``rest`` is the share that no switch
-    explains: how far the program with all of them on is from eager. ``kept`` is the difference that is left, as a
+    ``noise`` is the difference of the compiled program from itself, run twice. ``rest`` is the share that nothing
+    explains: how far the program with all switches on is from torch's ops as AOTAutograd traces them. Where those are
+    not eager's themselves (a dropout on a CPU), a row says so. ``kept`` is the difference that is left, as a
     share of the whole, where ``numerics()`` is compiled with. ``steps`` may be switched, ``programs`` were compiled.
     """
 
@@ -77,7 +79,7 @@ class Attribution:
     def explained(self) -> float:
         """How much of the difference the rows of one place are: 1 less the norm of what is left without what they
         make, as a share of the whole. 1 where there is no difference."""
-        return 1.0 - self._left([k for k, r in enumerate(self.rows) if r.is_one and r.kind != NOT_ATTRIBUTED])
+        return 1.0 - self._left([k for k, r in enumerate(self.rows) if r.is_one and r.kind not in _NO_PLACE])
 
     def _left(self, chosen: Sequence[int]) -> float:
         """What is left of the difference, as a share of it, without what some rows make."""
@@ -149,7 +151,7 @@ class Attribution:
             lines.append(f"… and {counted(len(self.rows) - len(shown), 'row')} more")
         lines.append("")
         lines.append(
-            f"Places of their own explain {_percent(self.explained)}; no switch explains {_percent(self.rest)}. "
+            f"Places of their own explain {_percent(self.explained)}; nothing explains {_percent(self.rest)}. "
             f"{counted(self.programs, 'program')} for {counted(self.steps, 'switch').replace('switchs', 'switches')}, "
             f"{self.seconds:.0f} s."
         )
@@ -210,4 +212,4 @@ def _signed(error: float | None) -> str:
     return "" if error is None else f"{100 * error:+.1f}%"
 
 
-__all__ = ["NOT_ATTRIBUTED", "OF_EAGER", "Attribution", "AttributionRow"]
+__all__ = ["NOT_ATTRIBUTED", "OF_EAGER", "TRACED", "Attribution", "AttributionRow"]

@@ -86,6 +86,17 @@ class Runs:
                     raise error.inner_exception from None
                 raise
 
+    def traced(self) -> Results:
+        """What torch's ops give in the form in which AOTAutograd traces the model, nothing of which is compiled."""
+        with (
+            random_state_as_it_was(),
+            tensors_as_they_were(self.call, self._given),
+            dynamo_as_it_was(),
+            self._gradients(),
+        ):
+            made = torch.compile(self.call, backend="aot_eager", dynamic=self.dynamic, **ISOLATED)
+            return self._results(made(*self.args, **self.kwargs))
+
     @property
     def _given(self) -> list[Any]:
         return pytree.tree_leaves((self.args, self.kwargs))

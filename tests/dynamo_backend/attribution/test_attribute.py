@@ -49,12 +49,8 @@ def checked(made: Attribution, against: Tensor, got: Tensor) -> None:
 
 
 def test_a_single_removed_rounding_is_found_at_its_place(x: Tensor) -> None:
-    (key,) = (
-        name
-        for row in torch_mlc.attribute(three_roundings, x, options={"numerics": "fast"}).rows
-        for name in row.entries
-        if "aten.add.Tensor" in row.places[0]
-    )
+    rows = torch_mlc.attribute(three_roundings, x, options={"numerics": "fast"}).rows
+    (key,) = next(r for r in rows if r.is_one and "aten.add.Tensor" in r.places[0]).entries
     planted = {"default": "eager", key: "fast"}
     made = torch_mlc.attribute(three_roundings, x, options={"numerics": planted})
     first = made.rows[0]
@@ -172,6 +168,7 @@ def test_gradients_dicts_and_integers_and_nothing_is_changed(x: Tensor) -> None:
     assert all(torch.equal(before[n], t) for n, t in model.state_dict().items())
     assert model.linear.weight.grad is None
     assert sum(r.share for r in made.rows) == pytest.approx(1.0) and made.rest == 0
+    assert any(r.kind == "traced as other ops" for r in made.rows), "eager's dropout on a CPU is another op"
     assert any("(backward)" in p for r in made.rows for p in r.places)
     assert made.noise.norm == 0
     data = json.loads(made.to_json())
@@ -260,5 +257,5 @@ def test_what_cannot_be_is_said(x: Tensor) -> None:
         torch_mlc.attribute(three_roundings, x, against="float32")
     with pytest.raises(OptionError, match="budget=1 is no number of programs"):
         torch_mlc.attribute(three_roundings, x, budget=1)
-    with pytest.raises(OptionError, match=r"'aten.adds' of numerics is for no place.*Did you mean 'aten.add.Tensor'"):
+    with pytest.raises(OptionError, match=r"'aten.adds' of numerics is for no place.*Did you mean 'aten.add'"):
         torch_mlc.attribute(three_roundings, x, options={"numerics": {"aten.adds": "eager"}})
