@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
+from torch._ops import OpOverload
 
 from ...runtime.settings.options import OptionError, Options
 from ...scheduler.numerics import NumericsByPlace, NumericsError, nearest
@@ -19,12 +20,12 @@ from .attribution import NOT_ATTRIBUTED, OF_EAGER, TRACED, Attribution, Attribut
 from .bisection import Path
 from .results import Results, Size, Space, share, total_elements
 from .runs import Backward, Part, Runs, measured_settings
-from .steps import Step, entries, steps_of, with_entries
+from .steps import Step, entries, places_of, rewrites_of, with_entries
 
 AGAINST = ("eager", "float64")
 # Rows that are also measured alone, which says how much the order of steps counts.
 ALONE = 6
-_SWITCHED = "the program with everything switched, and AOTAutograd's ops"
+_RANDOM = 'The model draws random numbers, and here they are eager\'s, as with options={"fallback_random": True}.'
 
 
 def attribute(
@@ -93,20 +94,21 @@ class _Measure:
         elements = total_elements(list(eager.tensors.values()))
         base = self.settings.numerics
         plain = base.plain() if isinstance(base, NumericsByPlace) else {"default": base}
-        steps = steps_of(parts, self.settings)
         if whole.norm == 0 and whole.elements == 0:
             return self._made(whole, noise, (), 0.0, elements, 0, plain)
+        if any(map(_draws, parts)):
+            self.notes.append(_RANDOM)
+        steps = self._steps(parts)
         path = Path(steps, lambda count: self._switched(steps[:count], steps), space, {0: first})
         last = path.at(len(steps))
         path.bisect(self._left - ALONE - 1, max(whole.norm, 1e-300) + whole.elements, self.layers)
         found = self._rows(path, whole)
         if not space.is_same(last, eager):
             traced = self.runs.traced()
-            ends = (
-                (NOT_ATTRIBUTED, _SWITCHED, last, traced),
+            for kind, told, one, other in (
+                (NOT_ATTRIBUTED, "the program with everything switched, and AOTAutograd's ops", last, traced),
                 (TRACED, "AOTAutograd's ops, and eager's", traced, eager),
-            )
-            for kind, told, one, other in ends:
+            ):
                 if not space.is_same(one, other):
                     row = self._row(kind, one, other, space, whole)
                     found.append((replace(row, places=(told,)), one, other))
@@ -127,6 +129,14 @@ class _Measure:
     @property
     def _left(self) -> int:
         return self.budget - self.runs.compiled
+
+    def _steps(self, parts: Sequence[Part]) -> tuple[Step, ...]:
+        """The steps, the places among them those of the graphs that no pass has rewritten."""
+        rewrites = rewrites_of(parts, self.settings)
+        if any(step.lines is not None for step in rewrites):
+            numerics = with_entries(self.settings.numerics, entries(rewrites, rewrites))
+            _, parts = self.runs.compile(replace(self.settings, numerics=numerics, cache=False))
+        return (*rewrites, *places_of(parts, self.settings))
 
     def _switched(self, on: Iterable[Step], steps: Sequence[Step]) -> Results:
         numerics = with_entries(self.settings.numerics, entries(on, steps))
@@ -175,12 +185,20 @@ def _named(row: AttributionRow, on: Sequence[Step], every: Sequence[Step]) -> At
     places = tuple(dict.fromkeys(str(s.place) if s.place is not None else f"pass {s.rewrite}" for s in on))
     groups = tuple(dict.fromkeys(s.group for s in on))
     kinds = tuple(dict.fromkeys(s.told for s in on))
-    lines = tuple(dict.fromkeys([s.place.line for s in on if s.place is not None] + [x for s in on for x in s.lines]))
+    lines = tuple(
+        dict.fromkeys([s.place.line for s in on if s.place is not None] + [x for s in on for x in s.lines or ()])
+    )
     layers = tuple(dict.fromkeys(s.place.path for s in on if s.place is not None)) if len(groups) == 1 else ()
     if len(groups) == 1:
         places = places[:1]
     kind = kinds[0] if len(kinds) == 1 else "several kinds"
     return replace(row, kind=kind, places=places, lines=lines, layers=layers, entries=entries(on, every))
+
+
+def _draws(part: Part) -> bool:
+    """Whether a graph draws random numbers."""
+    ops = (n.target for m in part.gm.modules() if isinstance(m, fx.GraphModule) for n in m.graph.nodes)
+    return any(isinstance(op, OpOverload) and torch.Tag.nondeterministic_seeded in op.tags for op in ops)
 
 
 def _norm(vector: Tensor) -> float:

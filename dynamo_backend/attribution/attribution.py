@@ -146,7 +146,7 @@ class Attribution:
             start += f"  {_signed(r.error):>8}" * is_double
             where = _where(r)
             lines.append(f"{start}  {r.kind:29}  {where[0]}".rstrip())
-            lines += [" " * (len(start) + 33) + w for w in where[1:]]
+            lines += [" " * 9 + w for w in where[1:]]
         if len(shown) < len(self.rows):
             lines.append(f"… and {counted(len(self.rows) - len(shown), 'row')} more")
         lines.append("")
@@ -187,6 +187,7 @@ def _where(row: AttributionRow) -> list[str]:
     at, _, line = told.partition(" at ")
     layers = f" ({row.layers[0]})" if len(row.layers) == 1 and row.layers[0] else ""
     layers = f" ({len(row.layers)} layers)" if len(row.layers) > 1 else layers
+    at = at.removeprefix("aten.").replace(".default", "")
     first = f"{at}, {line.partition(': ')[0]}{layers}" if line else f"{at}{layers}"
     code = line.partition(": ")[2]
     return [first, code] if code else [first, *(f"{where}: {c}" for where, c in lines if where not in first)]

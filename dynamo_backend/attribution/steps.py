@@ -15,6 +15,7 @@ from ...ir.graph.graph import Graph
 from ...runtime.settings.options import Options
 from ...scheduler.numerics import (
     EAGER,
+    FAST_REWRITES,
     FUNCTION,
     KEPT,
     OP,
@@ -55,8 +56,8 @@ class Step:
     kind: str
     place: NumericsPlace | None = None
     rewrite: str = ""
-    # Lines of what a pass rewrote.
-    lines: tuple[str, ...] = ()
+    # Lines of what a pass rewrote, None of one that changed nothing.
+    lines: tuple[str, ...] | None = None
 
     @property
     def group(self) -> tuple[str, str]:
@@ -79,34 +80,39 @@ def adds_up(op: str) -> bool:
     return any(word in name for word in _SUMS)
 
 
-def steps_of(parts: Sequence[Part], settings: Options) -> tuple[Step, ...]:
-    """The steps of a model, from its graphs: passes, then by kinds the places, in the model's order, equal ones of
-    layers side by side. What the ``settings`` keep already is none."""
-    numerics = settings.numerics
-    base = numerics if isinstance(numerics, NumericsByPlace) else NumericsByPlace((), numerics)
-    out = base.left_out if isinstance(numerics, NumericsByPlace) or numerics == EAGER else frozenset()
-    found: dict[str, dict[NumericsPlace, None]] = {kind: {} for kind in KEPT}
+def rewrites_of(parts: Sequence[Part], settings: Options) -> tuple[Step, ...]:
+    """The passes that change roundings and that the ``settings`` do not leave out, those that changed a graph last:
+    others might where these are left out."""
+    out = context_of(settings).left_out | (set(FAST_REWRITES) if settings.numerics == EAGER else set())
     changed: dict[str, dict[str, None]] = {}
     for part in parts:
-        nodes = list(placed_nodes(part.gm))
-        places = {node.name: place for node, place in nodes}
-        for node, place in nodes:
-            if _rounds(node):
-                found[ROUNDING][place] = None
-            if is_arithmetic(node):
-                found[OP][place] = None
         stages = part.compiled.stages
-        if stages is None:
-            continue
-        for step in stages.steps:
+        for step in stages.steps if stages is not None else ():
             if step.changed and step.name in REWRITES and step.name not in out:
+                assert stages is not None, "it has the steps"
                 lines = dict.fromkeys(_rewritten(step.name, stages.imported, settings))
                 changed.setdefault(step.name, {}).update(lines)
-        for place in _approximable(stages.fusion.functions.values(), part.gm, places):
-            found[FUNCTION][place] = None
-    # Those that change nothing here are left out first: they might where others are.
     rest = [Step(REWRITE, rewrite=n) for n in REWRITES if n not in changed and n not in out]
-    steps = [*rest, *(Step(REWRITE, rewrite=name, lines=tuple(lines)) for name, lines in changed.items())]
+    return (*rest, *(Step(REWRITE, rewrite=name, lines=tuple(lines)) for name, lines in changed.items()))
+
+
+def places_of(parts: Sequence[Part], settings: Options) -> tuple[Step, ...]:
+    """What may be kept of the places of some graphs, by kinds and in the model's order, equal places of layers side by
+    side. What the ``settings`` keep already is none."""
+    numerics = settings.numerics
+    base = numerics if isinstance(numerics, NumericsByPlace) else NumericsByPlace((), numerics)
+    found: dict[str, dict[NumericsPlace, None]] = {kind: {} for kind in KEPT}
+    for part in parts:
+        for gm in (m for m in part.gm.modules() if isinstance(m, fx.GraphModule)):
+            for node, place in placed_nodes(gm):
+                if _rounds(node):
+                    found[ROUNDING][place] = None
+                if is_arithmetic(node):
+                    found[OP][place] = None
+        for compiled in (part.compiled, *part.compiled.regions):
+            if compiled.stages is not None:
+                found[FUNCTION] |= dict.fromkeys(_approximable(compiled.stages.fusion.functions.values(), part.gm))
+    steps: list[Step] = []
     for kind in KEPT:
         groups: dict[str, list[NumericsPlace]] = {}
         for place in found[kind]:
@@ -166,11 +172,10 @@ def _rewritten(name: str, graph: Graph, settings: Options) -> Iterable[str]:
         graph = after
 
 
-def _approximable(
-    functions: Iterable[object], gm: fx.GraphModule, places: Mapping[str, NumericsPlace]
-) -> Iterable[NumericsPlace]:
+def _approximable(functions: Iterable[object], gm: fx.GraphModule) -> Iterable[NumericsPlace]:
     """The places of what became approximate functions, or would where more of its readers round."""
     nodes = list(gm.graph.nodes)
+    places = dict(placed_nodes(gm))
     by_line = {p.line: p for p in places.values()}
     for function in functions:
         if not isinstance(function, TensorFunction) or function.scatters:
@@ -180,9 +185,9 @@ def _approximable(
                 continue
             for origin in stage.origins:
                 node = nodes[origin.place] if 0 <= origin.place < len(nodes) else None
-                place = places.get(node.name) if node is not None else by_line.get(origin.source)
+                place = places.get(node) if node is not None else by_line.get(origin.source)
                 if place is not None:
                     yield place
 
 
-__all__ = ["Step", "adds_up", "entries", "steps_of", "with_entries"]
+__all__ = ["Step", "adds_up", "entries", "places_of", "rewrites_of", "with_entries"]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import torch_mlc
+from benchmarks.models.registry import get_model
 from torch_mlc.dynamo_backend.attribution.attribution import Attribution
 from torch_mlc.runtime.settings.options import OptionError
 
@@ -259,3 +260,50 @@ def test_what_cannot_be_is_said(x: Tensor) -> None:
         torch_mlc.attribute(three_roundings, x, budget=1)
     with pytest.raises(OptionError, match=r"'aten.adds' of numerics is for no place.*Did you mean 'aten.add'"):
         torch_mlc.attribute(three_roundings, x, options={"numerics": {"aten.adds": "eager"}})
+
+
+def test_rewrites_of_the_graph_are_told_by_pass_and_line() -> None:
+    torch.manual_seed(0)
+    x, a, b = torch.randn(64, 256), torch.randn(256, 8), torch.randn(8, 256)
+
+    def low_rank(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return torch.relu(x) @ (a @ b)
+
+    made = torch_mlc.attribute(low_rank, x, a, b)
+    row = next(r for r in made.rows if r.places == ("pass substitute",))
+    assert row.kind == "rewrite of the graph" and any("(a @ b)" in line for line in row.lines)
+    assert dict(row.entries) == {"rewrite:substitute": "eager"} and row.share > 0.2
+    kept = torch_mlc.attribute(low_rank, x, a, b, options={"numerics": {"rewrite:substitute": "eager"}})
+    assert not any("pass substitute" in p for r in kept.rows for p in r.places)
+
+
+def test_bodies_of_control_flow_have_places(x: Tensor) -> None:
+    def f(x: Tensor) -> Tensor:
+        y = torch.cond(x.sum() > 1e9, lambda x: x.cos(), lambda x: (x * 1.7 + 0.3) * x, (x,))
+        return y * 1.3
+
+    made = torch_mlc.attribute(f, x)
+    assert made.rest == 0 and made.explained == pytest.approx(1.0)
+    assert sum(r.share for r in made.rows) == pytest.approx(1.0)
+
+
+def test_a_model_that_draws_random_numbers_is_told_so(x: Tensor) -> None:
+    made = torch_mlc.attribute(lambda x: F.dropout(x * 1.3 + 0.1, 0.3) * x, x)
+    assert made.notes and "random numbers" in str(made)
+    assert made.rest == 0 and sum(r.share for r in made.rows) == pytest.approx(1.0)
+
+
+def test_what_is_compiled_already_is_measured_with_its_options(x: Tensor) -> None:
+    compiled_with = torch.compile(three_roundings, backend="mlc", options={"numerics": "eager"})
+    assert torch_mlc.attribute(compiled_with, x).is_zero
+    assert not torch_mlc.attribute(compiled_with, x, options={"numerics": "fast"}).is_zero
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2_d128", "llama", "bert", "vit", "mixer", "resnet18"])
+def test_named_places_explain_models_of_bfloat16(name: str) -> None:
+    spec = get_model(name)
+    model, inputs = spec.build("tiny").bfloat16().eval(), spec.inputs("tiny", dtype=torch.bfloat16)
+    with torch.no_grad():
+        made = torch_mlc.attribute(model, *inputs.args)
+    assert made.explained >= 0.95 and made.rest == 0 and made.kept is not None and made.kept <= 0.5
