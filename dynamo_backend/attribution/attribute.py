@@ -18,9 +18,9 @@ from ..entry.backend import settings_of
 from ..explaining.compiled_model import asked_of
 from .attribution import NOT_ATTRIBUTED, OF_EAGER, TRACED, Attribution, AttributionRow
 from .bisection import Path
-from .results import Results, Size, Space, share, total_elements
-from .runs import Backward, Part, Runs, measured_settings
-from .steps import Step, entries, places_of, rewrites_of, with_entries
+from .results import Distance, Results, ResultSpace, share, total_elements
+from .runs import Backward, CompiledPart, Runs, measured_settings
+from .steps import Switch, entries, places_of, rewrites_of, with_entries
 
 AGAINST = ("eager", "float64")
 # Rows that are also measured alone, which says how much the order of steps counts.
@@ -88,7 +88,7 @@ class _Measure:
         goal = eager if self.against == "eager" else self.runs.in_double()
         if self.against != "eager":
             goal = Results({n: _in_type(goal.tensors[n], t) for n, t in eager.tensors.items()})
-        space = Space(first, goal)
+        space = ResultSpace(first, goal)
         _check_entries(self.settings, parts)
         whole, noise = space.size(first, goal), space.size(first, again)
         elements = total_elements(list(eager.tensors.values()))
@@ -130,7 +130,7 @@ class _Measure:
     def _left(self) -> int:
         return self.budget - self.runs.compiled
 
-    def _steps(self, parts: Sequence[Part]) -> tuple[Step, ...]:
+    def _steps(self, parts: Sequence[CompiledPart]) -> tuple[Switch, ...]:
         """The steps, the places among them those of the graphs that no pass has rewritten."""
         rewrites = rewrites_of(parts, self.settings)
         if any(step.lines is not None for step in rewrites):
@@ -138,14 +138,14 @@ class _Measure:
             _, parts = self.runs.compile(replace(self.settings, numerics=numerics, cache=False))
         return (*rewrites, *places_of(parts, self.settings))
 
-    def _switched(self, on: Iterable[Step], steps: Sequence[Step]) -> Results:
+    def _switched(self, on: Iterable[Switch], steps: Sequence[Switch]) -> Results:
         numerics = with_entries(self.settings.numerics, entries(on, steps))
         return self.runs.compile(replace(self.settings, numerics=numerics))[0]
 
-    def _rows(self, path: Path, whole: Size) -> list[tuple[AttributionRow, Results, Results]]:
+    def _rows(self, path: Path, whole: Distance) -> list[tuple[AttributionRow, Results, Results]]:
         """Rows of what was measured, each with both of its ends; the largest are measured alone as well."""
         found: list[tuple[AttributionRow, Results, Results]] = []
-        steps: dict[int, Sequence[Step]] = {}
+        steps: dict[int, Sequence[Switch]] = {}
         for interval in path.intervals():
             on = path.steps[interval.begin : interval.end]
             one, other = path.measured[interval.begin], path.measured[interval.end]
@@ -159,7 +159,7 @@ class _Measure:
                 found[k] = replace(row, low=min(row.low, alone), high=max(row.high, alone)), one, other
         return found
 
-    def _row(self, kind: str, one: Results, other: Results, space: Space, whole: Size) -> AttributionRow:
+    def _row(self, kind: str, one: Results, other: Results, space: ResultSpace, whole: Distance) -> AttributionRow:
         at, then, end = space.vector(one), space.vector(other), space.vector(space.last)
         part = share(at - then, space.vector(space.first) - end)
         if whole.norm == 0 and whole.elements:
@@ -170,8 +170,8 @@ class _Measure:
         return AttributionRow(kind, (), (), part, part, part, space.size(one, other), error)
 
     def _made(
-        self, whole: Size, noise: Size, rows: tuple[AttributionRow, ...], rest: float, elements: int, steps: int,
-        plain: Mapping[str, str],
+        self, whole: Distance, noise: Distance, rows: tuple[AttributionRow, ...], rest: float, elements: int,
+        steps: int, plain: Mapping[str, str],
     ) -> Attribution:  # fmt: skip
         seconds = time.perf_counter() - self.began
         return Attribution(
@@ -180,7 +180,7 @@ class _Measure:
         )  # fmt: skip
 
 
-def _named(row: AttributionRow, on: Sequence[Step], every: Sequence[Step]) -> AttributionRow:
+def _named(row: AttributionRow, on: Sequence[Switch], every: Sequence[Switch]) -> AttributionRow:
     """A row with what its steps are about."""
     places = tuple(dict.fromkeys(str(s.place) if s.place is not None else f"pass {s.rewrite}" for s in on))
     groups = tuple(dict.fromkeys(s.group for s in on))
@@ -195,7 +195,7 @@ def _named(row: AttributionRow, on: Sequence[Step], every: Sequence[Step]) -> At
     return replace(row, kind=kind, places=places, lines=lines, layers=layers, entries=entries(on, every))
 
 
-def _draws(part: Part) -> bool:
+def _draws(part: CompiledPart) -> bool:
     """Whether a graph draws random numbers."""
     ops = (n.target for m in part.gm.modules() if isinstance(m, fx.GraphModule) for n in m.graph.nodes)
     return any(isinstance(op, OpOverload) and torch.Tag.nondeterministic_seeded in op.tags for op in ops)
@@ -210,7 +210,7 @@ def _in_type(wide: Tensor, like: Tensor) -> Tensor:
     return wide if wide.is_floating_point() or wide.is_complex() else wide.to(like.dtype)
 
 
-def _check_entries(settings: Options, parts: Sequence[Part]) -> None:
+def _check_entries(settings: Options, parts: Sequence[CompiledPart]) -> None:
     """Raises OptionError where an entry of numerics is for no place of the model."""
     numerics = settings.numerics
     if not isinstance(numerics, NumericsByPlace):

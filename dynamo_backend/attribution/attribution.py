@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ...runtime.plain_text import counted
-from .results import Size
+from .results import Distance
 
 # Kinds of rows that are no place.
 NOT_ATTRIBUTED, TRACED, OF_EAGER = "not attributed", "traced as other ops", "roundings of eager"
@@ -34,7 +34,7 @@ class AttributionRow:
     share: float
     low: float
     high: float
-    size: Size
+    size: Distance
     error: float | None = None
     layers: tuple[str, ...] = ()
     entries: Mapping[str, str] = field(default_factory=dict)
@@ -56,8 +56,8 @@ class Attribution:
     """
 
     against: str
-    whole: Size
-    noise: Size
+    whole: Distance
+    noise: Distance
     rows: tuple[AttributionRow, ...]
     rest: float
     elements: int
@@ -193,7 +193,7 @@ def _where(row: AttributionRow) -> list[str]:
     return [first, code] if code else [first, *(f"{where}: {c}" for where, c in lines if where not in first)]
 
 
-def _sized(size: Size) -> str:
+def _sized(size: Distance) -> str:
     parts = []
     if size.norm:
         parts.append(

@@ -8,15 +8,15 @@ from itertools import pairwise
 
 import torch
 
-from .results import Results, Space
-from .steps import Step
+from .results import Results, ResultSpace
+from .steps import Switch
 
 # Of the whole difference: what is smaller is not looked into.
 SMALL = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class StepsBetween:
     """Steps ``begin`` to ``end`` (without it), and the norm of what they make together."""
 
     begin: int
@@ -31,9 +31,9 @@ class Path:
     What was measured is kept: the difference between any two measured places is that of the steps between.
     """
 
-    steps: Sequence[Step]
+    steps: Sequence[Switch]
     run: Callable[[int], Results]
-    space: Space
+    space: ResultSpace
     measured: dict[int, Results] = field(default_factory=dict)
 
     def at(self, count: int) -> Results:
@@ -42,10 +42,10 @@ class Path:
             self.measured[count] = self.run(count)
         return self.measured[count]
 
-    def intervals(self) -> list[Interval]:
+    def intervals(self) -> list[StepsBetween]:
         """What is between measured places, in order."""
         places = sorted(self.measured)
-        return [Interval(a, b, self._norm(a, b)) for a, b in pairwise(places)]
+        return [StepsBetween(a, b, self._norm(a, b)) for a, b in pairwise(places)]
 
     def _norm(self, begin: int, end: int) -> float:
         one, other = self.measured[begin], self.measured[end]
@@ -80,4 +80,4 @@ class Path:
         return min(found, key=lambda k: abs(2 * k - begin - end), default=None)
 
 
-__all__ = ["Interval", "Path"]
+__all__ = ["Path", "StepsBetween"]

@@ -33,7 +33,7 @@ class Results:
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class Distance:
     """How large a difference is: ``norm`` of the vector; the largest error of one element of a tensor (``name``),
     ``absolute``, as a share of the tensor's largest magnitude, and in units of the last place of that magnitude;
     ``elements`` that differ where there is no difference to take (integers, truth values, NaN and infinities)."""
@@ -46,7 +46,7 @@ class Size:
     elements: int = 0
 
 
-class Space:
+class ResultSpace:
     """The vectors of runs of one model: every floating element that is finite in both ends, each tensor in units of
     its largest magnitude in the last of them. Anything else is counted.
 
@@ -109,20 +109,20 @@ class Space:
         parts = torch.stack([(self.vector(a) - self.vector(b)).to(torch.float32) / whole for a, b in ends])
         return tuple(tuple(row) for row in (parts @ parts.T).tolist())
 
-    def size(self, results: Results, other: Results) -> Size:
+    def size(self, results: Results, other: Results) -> Distance:
         """How far two runs are apart."""
-        worst = Size()
+        worst = Distance()
         for name, mask in self._masks.items():
             a, b = _wide(results.tensors[name]), _wide(other.tensors[name])
             gap = torch.where(mask & torch.isfinite(a) & torch.isfinite(b), (a - b).abs(), 0.0)
             largest = gap.max().item() if gap.numel() else 0.0
             scale = self._scales[name]
             if largest / scale > worst.relative:
-                worst = Size(
+                worst = Distance(
                     0.0, largest, largest / scale, largest / _unit(self.first.tensors[name].dtype, scale), name
                 )
         norm = torch.linalg.vector_norm(self.vector(results) - self.vector(other)).item()
-        return Size(norm, worst.absolute, worst.relative, worst.ulp, worst.name, self.counted(results, other))
+        return Distance(norm, worst.absolute, worst.relative, worst.ulp, worst.name, self.counted(results, other))
 
 
 def share(part: Tensor, whole: Tensor) -> float:

@@ -28,7 +28,7 @@ Backward = bool | Callable[[Any], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CompiledPart:
     """One graph of AOTAutograd that a run compiled: after the rewrites of it, and what it became."""
 
     gm: fx.GraphModule
@@ -68,7 +68,7 @@ class Runs:
         with random_state_as_it_was(), self._gradients(), _InDouble(wide):
             return self._results(call(*args, **kwargs), wide)
 
-    def compile(self, settings: Options) -> tuple[Results, tuple[Part, ...]]:
+    def compile(self, settings: Options) -> tuple[Results, tuple[CompiledPart, ...]]:
         """What the compiled model gives, and what was compiled. Raises what a compilation raises."""
         self.compiled += 1
         with (
@@ -133,7 +133,7 @@ class Runs:
 class _Backend:
     settings: Options
     kept: KeptTensors
-    parts: list[Part] = field(default_factory=list)
+    parts: list[CompiledPart] = field(default_factory=list)
 
     def compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         if differentiates_forward():
@@ -149,7 +149,7 @@ class _Backend:
                     written.append(written_inputs(len(held) + len(example_inputs)))
                 job, compiled = compiled_part(graph, inputs, settings=self.settings, kind=kind, frozen=frozen)
                 assert compiled.call is not None
-                self.parts.append(Part(job.gm, compiled))
+                self.parts.append(CompiledPart(job.gm, compiled))
                 return with_values(compiled.call, compiled.recipe, job.name)
 
             return compile
@@ -206,7 +206,7 @@ class _InDouble(TorchFunctionMode):
         if name in _TO and given[0] and isinstance(given[0][0], Tensor):
             return given[0][0].double() if given[0][0].is_floating_point() else func(*args, **(kwargs or {})).double()
         result = func(*given[0], **given[1])
-        if isinstance(result, Tensor) and result.dtype in _NARROW and not name.endswith("_"):
+        if isinstance(result, Tensor) and result.dtype in _NARROW:
             return result.double()
         return result
 
@@ -221,4 +221,4 @@ class _InDouble(TorchFunctionMode):
         return value
 
 
-__all__ = ["Backward", "Part", "Runs", "measured_settings"]
+__all__ = ["Backward", "CompiledPart", "Runs", "measured_settings"]

@@ -28,7 +28,7 @@ from ...scheduler.numerics import (
 )
 from ..aten_passes.rounding.numerics import is_arithmetic, placed_nodes
 from ..compiling.pass_lists import context_of, pass_lists
-from .runs import Part
+from .runs import CompiledPart
 
 _HALVES = (torch.bfloat16, torch.float16)
 # Ops that add up, in an order of their own.
@@ -50,7 +50,7 @@ TOLD = {
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Switch:
     """One thing that is switched: a pass that is left out, or what is kept of a place, in one layer."""
 
     kind: str
@@ -80,7 +80,7 @@ def adds_up(op: str) -> bool:
     return any(word in name for word in _SUMS)
 
 
-def rewrites_of(parts: Sequence[Part], settings: Options) -> tuple[Step, ...]:
+def rewrites_of(parts: Sequence[CompiledPart], settings: Options) -> tuple[Switch, ...]:
     """The passes that change roundings and that the ``settings`` do not leave out, those that changed a graph last:
     others might where these are left out."""
     out = context_of(settings).left_out | (set(FAST_REWRITES) if settings.numerics == EAGER else set())
@@ -92,11 +92,11 @@ def rewrites_of(parts: Sequence[Part], settings: Options) -> tuple[Step, ...]:
                 assert stages is not None, "it has the steps"
                 lines = dict.fromkeys(_rewritten(step.name, stages.imported, settings))
                 changed.setdefault(step.name, {}).update(lines)
-    rest = [Step(REWRITE, rewrite=n) for n in REWRITES if n not in changed and n not in out]
-    return (*rest, *(Step(REWRITE, rewrite=name, lines=tuple(lines)) for name, lines in changed.items()))
+    rest = [Switch(REWRITE, rewrite=n) for n in REWRITES if n not in changed and n not in out]
+    return (*rest, *(Switch(REWRITE, rewrite=name, lines=tuple(lines)) for name, lines in changed.items()))
 
 
-def places_of(parts: Sequence[Part], settings: Options) -> tuple[Step, ...]:
+def places_of(parts: Sequence[CompiledPart], settings: Options) -> tuple[Switch, ...]:
     """What may be kept of the places of some graphs, by kinds and in the model's order, equal places of layers side by
     side. What the ``settings`` keep already is none."""
     numerics = settings.numerics
@@ -112,17 +112,17 @@ def places_of(parts: Sequence[Part], settings: Options) -> tuple[Step, ...]:
         for compiled in (part.compiled, *part.compiled.regions):
             if compiled.stages is not None:
                 found[FUNCTION] |= dict.fromkeys(_approximable(compiled.stages.fusion.functions.values(), part.gm))
-    steps: list[Step] = []
+    steps: list[Switch] = []
     for kind in KEPT:
         groups: dict[str, list[NumericsPlace]] = {}
         for place in found[kind]:
             if kind not in base.kept(place):
                 groups.setdefault(place.key, []).append(place)
-        steps += [Step(kind, place) for group in groups.values() for place in group]
+        steps += [Switch(kind, place) for group in groups.values() for place in group]
     return tuple(steps)
 
 
-def entries(steps: Iterable[Step], every: Sequence[Step]) -> dict[str, str]:
+def entries(steps: Iterable[Switch], every: Sequence[Switch]) -> dict[str, str]:
     """The entries of numerics that switch some steps; places all of whose layers are switched are named once."""
     chosen = list(steps)
     on = set(chosen)
@@ -190,4 +190,4 @@ def _approximable(functions: Iterable[object], gm: fx.GraphModule) -> Iterable[N
                     yield place
 
 
-__all__ = ["Step", "adds_up", "entries", "places_of", "rewrites_of", "with_entries"]
+__all__ = ["Switch", "adds_up", "entries", "places_of", "rewrites_of", "with_entries"]
