@@ -84,8 +84,11 @@ class Pass(Generic[S, C]):
     raises: tuple[type[Exception], ...] = ()
 
     def applies(self, context: C) -> bool:
-        """Whether the settings of a compilation ask for it."""
-        return all(n.holds(context) for n in self.needs if isinstance(n, Setting))
+        """Whether the settings of a compilation ask for it; ``left_out`` of a context are names of those that are not
+        to run."""
+        return self.name not in getattr(context, "left_out", ()) and all(
+            n.holds(context) for n in self.needs if isinstance(n, Setting)
+        )
 
     @property
     def function(self) -> Callable[..., Any]:

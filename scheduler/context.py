@@ -8,16 +8,18 @@ from dataclasses import dataclass, field
 from ..ir.passes import Setting
 from ..ir.target import TargetOf, usual_target
 from .decisions import Alternative, Decider
+from .numerics import Numerics, is_fast, passes_left_out
 
 
 @dataclass(frozen=True, slots=True)
 class PassContext:
-    """``numerics`` is "fast" or "eager"; ``target_of`` gives the machine that a device ("cuda:0") is; ``given`` are
-    inputs whose memory goes when they are read last. ``copy_streams``: copies between devices may run beside calls, on
-    streams of their own. ``decider`` is who is asked about decisions; without one the cost model's stand.
+    """``numerics`` is "fast" or "eager", or says it by places; ``target_of`` gives the machine that a device
+    ("cuda:0") is; ``given`` are inputs whose memory goes when they are read last. ``copy_streams``: copies between
+    devices may run beside calls, on streams of their own. ``decider`` is who is asked about decisions; without one the
+    cost model's stand.
     """
 
-    numerics: str = "fast"
+    numerics: Numerics = "fast"
     target_of: TargetOf = usual_target
     given: Collection[str] = ()
     copy_streams: bool = True
@@ -26,7 +28,12 @@ class PassContext:
     @property
     def fast(self) -> bool:
         """Whether float32 is kept between fused operations where the graph rounds to a half type."""
-        return self.numerics != "eager"
+        return is_fast(self.numerics)
+
+    @property
+    def left_out(self) -> frozenset[str]:
+        """The passes that are not to run."""
+        return passes_left_out(self.numerics)
 
     def decide(
         self, kind: str, key: Callable[[], str], options: Sequence[Alternative], default: str, *, at: str = "",

@@ -13,6 +13,7 @@ from ...ir.target import Target
 from ...runtime.settings.options import Options
 from ...runtime.targets import target_for
 from ...scheduler.decisions import Alternative, Decider, text_key
+from ...scheduler.numerics import is_fast, passes_left_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,11 @@ class AtenContext:
     forward: fx.GraphModule | None = field(default=None, repr=False)
     frozen: Set[str] = frozenset()
     decider: Decider | None = field(default=None, repr=False)
+
+    @property
+    def left_out(self) -> Set[str]:
+        """The passes that are not to run."""
+        return passes_left_out(self.options.numerics)
 
     def target(self, device: str) -> Target:
         """The machine that code for tensors on a device is made for. Where another is named, the graph was captured on
@@ -56,7 +62,7 @@ class AtenContext:
         return self.decider.decide(kind, key, ways, default, at=at, nbytes=nbytes) == ways[0].name
 
 
-FAST: Setting[AtenContext] = Setting("fast numerics", lambda context: context.options.numerics != "eager")
+FAST: Setting[AtenContext] = Setting("fast numerics", lambda context: is_fast(context.options.numerics))
 FROZEN: Setting[AtenContext] = Setting("inputs that do not change", lambda context: bool(context.frozen))
 HAS_METADATA: Setting[AtenContext] = Setting("results of the caller", lambda context: context.metadata is not None)
 

@@ -23,6 +23,7 @@ from .loss.decompose_log_softmax import decompose_log_softmax
 from .merge_products import merge_products
 from .remake_positions import remake_positions
 from .rounding.maxima import recompute_maxima, save_compared
+from .rounding.numerics import BY_PLACE, keep_numerics
 from .rounding.rounding import keep_compared
 from .share_nodes import NO_DEAD, eliminate_dead_nodes, share_nodes
 from .views.negations import return_negated_views, stride_before_negating
@@ -81,6 +82,7 @@ FROZEN_PASSES: AtenPasses = (
 )
 # Every graph that is compiled, bodies of control flow among them.
 ATEN_PASSES: AtenPasses = (
+    Pass("keep_numerics", ATEN, keep_numerics, needs=(BY_PLACE,)),
     Pass("join_parts", ATEN, Plain(join_parts)),
     Pass("keep_compared", ATEN, Plain(keep_compared)),
     Pass("stride_before_negating", ATEN, Plain(stride_before_negating)),

@@ -18,6 +18,7 @@ from ...runtime.cache.foreign_code import UnknownCode, described, foreign_code
 from ...runtime.settings.options import Options
 from ...runtime.targets import target_for
 from ...scheduler import rules
+from ...scheduler.numerics import EAGER, FAST, is_fast
 from .. import converters
 from ..compiling.pass_lists import pass_lists
 from ..compiling.register import UserRewrite
@@ -84,6 +85,8 @@ def _settings(options: Options) -> str:
     """Strictness and tuning change which code is found, never what a key means; but what predictions choose, or the
     model, is nobody else's."""
     predicted = " predicted" * predicted_schedules(options)
+    # Nodes tell what they keep of eager's numerics where it is told by places, and so do kernels.
+    options = replace(options, numerics=FAST if is_fast(options.numerics) else EAGER)
     fixed = torch.are_deterministic_algorithms_enabled()
     filled = " filled" * (fixed and torch.utils.deterministic.fill_uninitialized_memory)
     order = f"fixed{filled}" if fixed else "free"
@@ -99,6 +102,7 @@ def surroundings(options: Options, devices: Iterable[str]) -> dict[str, str]:
         _FOREIGN: _process_fingerprint(),
         "default type": str(torch.get_default_dtype()),  # in which a whole number is compared with a float
         "host program": options.host_program,
+        "numerics by place": str(options.numerics),
         "schedules by hand": str(options.schedules.content if options.schedules is not None else None),
         "targets": " ".join(
             repr(target_for(d, options.target, options.threads, options.cpu_products, options.libraries))

@@ -30,6 +30,7 @@ from ...runtime.timing import PhaseTimer
 from ...runtime.triton.compile import RunTriton, StoppedError
 from ...scheduler.functions.context import FunctionContext
 from ...scheduler.functions.lower import lower_stages
+from ...scheduler.numerics import is_fast
 from ...scheduler.schedule.overrides import Override, workload_of
 from ...scheduler.schedule.schedule import Schedule
 from ..verify.kernel_run import kernel_run
@@ -282,7 +283,7 @@ def _scheduled(function: Callee, target: Target, plan: KernelPlan, by_hand: ByHa
 
 def lowered(function: TensorFunction, target: Target, plan: KernelPlan) -> LoopNest:
     """The loops of a function before any schedule."""
-    context = FunctionContext(function, target, plan.options.numerics != "eager")
+    context = FunctionContext(function, target, is_fast(plan.options.numerics))
     with plan.timer.phase("lower"):
         return plan.run.step(NEST, lower_stages, plan.run(function, pass_lists().function, context))
 

@@ -19,6 +19,7 @@ from ...ir.graph.graph import Compute, Graph, Library, Node, Origin, Reduction, 
 from ...ir.nest.loops import contiguous_strides
 from ...ir.target import is_always_with_libraries
 from ...scheduler.decisions import Decider
+from ...scheduler.numerics import EAGER, ROUNDING, Numerics
 from .registry import NoConversion
 from .sizes import SizeMap, size_value
 from .terms import axes, convert
@@ -75,6 +76,8 @@ class ReductionSpace:
 
 # What a node of FX notes where its readers must see the half type that it is rounded to, and not what it is made of.
 KEEPS_ROUNDING = "mlc_keeps_rounding"
+# What it keeps of eager's numerics where others do not.
+KEEPS = "mlc_keeps"
 
 
 class ImportContext:
@@ -86,7 +89,7 @@ class ImportContext:
         sizes: SizeMap,
         *,
         fallback_random: bool,
-        numerics: str,
+        numerics: Numerics,
         libraries: bool = True,
         bodies: Callable[[fx.Node], Graph] | None = None,
         decider: Decider | None = None,
@@ -94,7 +97,7 @@ class ImportContext:
         self.nodes: list[Node] = []
         self.sizes = sizes
         self.fallback_random = fallback_random
-        self.numerics = numerics
+        self.given_numerics = numerics
         self._libraries = libraries
         self.decider = decider
         self.node: fx.Node
@@ -116,6 +119,11 @@ class ImportContext:
         """Make ``node`` the one being converted."""
         self.node, self.val, self.origins = node, node.meta.get("val"), origins
         self.result = node.name
+
+    @property
+    def numerics(self) -> Numerics:
+        """Those of the graph, or eager's, where the current node keeps its rounding."""
+        return EAGER if ROUNDING in self.node.meta.get(KEEPS, ()) else self.given_numerics
 
     def calls_libraries(self, device: str) -> bool:
         """Whether a library may compute on a device what kernels could: elsewhere than on CPUs always."""

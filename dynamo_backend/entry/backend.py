@@ -27,14 +27,17 @@ from ...runtime.pool.pool import POOL
 from ...runtime.settings.options import Options
 from ...runtime.timing import process_times
 from ...scheduler.decisions import Decider, DecisionOverrides, DecisionRecord
+from ...scheduler.numerics import NumericsByPlace
 from ..aten_passes.context import AtenContext
 from ..aten_passes.frozen.part import part
+from ..aten_passes.rounding.numerics import keep_whole
 from ..caches.aot_cache import cacheable, is_ahead_of_time, is_cacheable, settings_in_keys
 from ..caches.saved_program import save_program
 from ..caches.surroundings import uncacheable
 from ..compiling.compiled import CompiledGraph, with_values
 from ..compiling.pass_lists import STEPS, pass_lists, runner_of
 from ..importing.decompositions import decomposition_table, whole_ops
+from ..reports.numerics_uses import numerics_uses
 from ..reports.override_uses import override_uses
 from ..tracing.origins import number_nodes
 from ..verify.verify_graph import verified
@@ -122,7 +125,7 @@ def through_aot(
                 backward=compiler("backward"),
                 inference=compiler("inference"),
                 partition=partition(settings),
-                decompositions=decomposition_table(),
+                decompositions=keep_whole(decomposition_table(), settings.numerics),
             )
     except IndexError as error:
         # Dynamo takes an IndexError for one of the user's.
@@ -224,14 +227,22 @@ def job_of(
     )
 
 
+def compiled_part(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Options, kind: str, frozen: FrozenInputs
+) -> tuple[GraphJob, CompiledGraph]:
+    """What AOTAutograd asks to be compiled, and what became of it, before what does not change is given to it."""
+    with _collection(settings):  # a backward may be compiled long after its forward
+        job = job_of(gm, example_inputs, settings=settings, kind=kind, frozen=frozen)
+        return job, job.compile()
+
+
 @with_frame_room
 def _compile(
     gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Options, kind: str, frozen: FrozenInputs
 ) -> CompiledGraph:
     """One graph of AOTAutograd."""
-    with _collection(settings):  # a backward may be compiled long after its forward
-        job = job_of(gm, example_inputs, settings=settings, kind=kind, frozen=frozen)
-        compiled, name = job.compile(), job.name
+    job, compiled = compiled_part(gm, example_inputs, settings=settings, kind=kind, frozen=frozen)
+    name = job.name
     process_times.add(kind, compiled.timer.seconds)
     assert compiled.call is not None
     if settings.verify > 1:
@@ -245,6 +256,8 @@ def _compile(
         assert compiled.call is not None
     if settings.schedules is not None:
         override_uses().tell(settings.schedules, compiled.overridden, name, complete=kind != "forward")
+    if isinstance(settings.numerics, NumericsByPlace):
+        numerics_uses().tell(settings.numerics, job.gm, name, complete=kind != "forward")
     assert compiled.call is not None
     return replace(compiled, call=with_values(compiled.call, compiled.recipe, name))
 
@@ -286,9 +299,10 @@ def _reset() -> None:
     """Forget what this process compiled; torch._dynamo.reset() calls it."""
     kernel_store.cache_clear()
     override_uses.cache_clear()
+    numerics_uses.cache_clear()
     forget_warnings()
 
 
 mlc_backend.reset = _reset  # type: ignore[attr-defined]
 
-__all__ = ["BackendError", "GraphJob", "job_of", "mlc_backend", "settings_of", "through_aot"]
+__all__ = ["BackendError", "GraphJob", "compiled_part", "job_of", "mlc_backend", "settings_of", "through_aot"]

@@ -20,6 +20,7 @@ from ...runtime.timing import PhaseTimer
 from ...scheduler.decisions import DecisionRecord
 from ...scheduler.fusion.fusion import Fusion
 from ..aten_passes.context import AtenContext
+from ..aten_passes.rounding.numerics import wholly_kept
 from ..aten_passes.views.negations import lazy_inputs
 from ..caches.surroundings import kernel_settings, surroundings
 from ..compiling.compiled import CompiledGraph, Stages, told_capture
@@ -63,6 +64,7 @@ def compile_graph(
     """
     run = run or runner_of(options, name)
     run(gm, pass_lists().aten, AtenContext(options))
+    options = wholly_kept(gm, options)
     regions = _compiled_regions(gm, options, name, load, fresh)
     timer = PhaseTimer()
     with timer.phase("key"):

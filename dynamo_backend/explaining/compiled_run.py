@@ -18,6 +18,8 @@ from torch.utils import _pytree as pytree
 
 from ...ir.errors import MlcError
 from ...runtime.settings.options import Options
+from ...scheduler.numerics import NumericsPlace
+from ..aten_passes.rounding.numerics import placed_nodes
 from ..compiling.compiled import CompiledGraph
 from ..entry.backend import GraphJob, job_of, through_aot
 from ..entry.capture import fake_mode_of
@@ -31,10 +33,12 @@ from .untouched import KeptTensors, dynamo_as_it_was, random_state_as_it_was, te
 
 @dataclass(frozen=True, slots=True)
 class CompiledRun:
-    """The graphs that one call compiled, in the order in which they were, and why there are several."""
+    """The graphs that one call compiled, in the order in which they were, and why there are several; and the places
+    that may keep eager's numerics."""
 
     graphs: tuple[CompiledGraph, ...]
     breaks: tuple[GraphBreak, ...]
+    places: tuple[NumericsPlace, ...] = ()
 
 
 def run_and_compile(
@@ -59,7 +63,6 @@ def run_and_compile(
     if faked:
         call, (args, kwargs) = on_fake_device(call, (tuple(args), dict(kwargs)), "cuda")
         leaves = pytree.tree_leaves((args, kwargs))
-    isolated = {"isolate_recompiles": True} if "isolate_recompiles" in _PARAMETERS else {}
     with (
         random_state_as_it_was(),
         tensors_as_they_were(call, leaves) as kept,
@@ -69,7 +72,7 @@ def run_and_compile(
     ):
         keeper = _Keeper(settings, kept, late=elsewhere)
         try:
-            result = torch.compile(call, backend=keeper.backend, dynamic=dynamic, **isolated)(*args, **kwargs)
+            result = torch.compile(call, backend=keeper.backend, dynamic=dynamic, **ISOLATED)(*args, **kwargs)
         except BackendCompilerFailed as error:
             # What is wrong with a schedule or a setting is told as it is, not as a fault of the backend.
             if isinstance(error.inner_exception, MlcError):
@@ -80,10 +83,13 @@ def run_and_compile(
     if elsewhere:
         retarget([job.gm for job in keeper.jobs], "cuda", host=not faked)
         keeper.graphs += [_compiled(replace(job, example_inputs=())) for job in keeper.jobs]
-    return CompiledRun(_named(keeper.graphs, keeper.kinds), tuple(dict.fromkeys(map(_break, breaks))))
+    graphs = _named(keeper.graphs, keeper.kinds)
+    return CompiledRun(graphs, tuple(dict.fromkeys(map(_break, breaks))), tuple(keeper.places))
 
 
 _PARAMETERS = inspect.signature(torch.compile).parameters
+# What compilations that are forgotten afterwards ask of torch.compile.
+ISOLATED: Mapping[str, Any] = {"isolate_recompiles": True} if "isolate_recompiles" in _PARAMETERS else {}
 
 
 @dataclass(slots=True)
@@ -98,6 +104,7 @@ class _Keeper:
     # Of each graph, which of Dynamo's it is of and what of it.
     kinds: list[tuple[int, str]] = field(default_factory=list)
     dynamo_graphs: int = 0
+    places: dict[NumericsPlace, None] = field(default_factory=dict)
 
     def backend(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         if differentiates_forward():
@@ -113,7 +120,7 @@ class _Keeper:
         def compiler(kind: str) -> Callable[..., Any]:
             def compile(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
                 if kind != "backward":
-                    written.append(_written_inputs(len(held) + len(example_inputs)))
+                    written.append(written_inputs(len(held) + len(example_inputs)))
                 eager = fx.GraphModule(graph, copied_graph(graph.graph))
                 self.kinds.append((number, kind))
                 self.take(job_of(graph, inputs, settings=self.settings, kind=kind, frozen=frozen))
@@ -132,6 +139,7 @@ class _Keeper:
         return run
 
     def take(self, job: GraphJob) -> None:
+        self.places.update(dict.fromkeys(place for _, place in placed_nodes(job.gm)))
         if self.late:
             self.jobs.append(job)
         else:
@@ -142,7 +150,7 @@ def _compiled(job: GraphJob) -> CompiledGraph:
     return job.compile(load=False, fresh=True)
 
 
-def _written_inputs(count: int) -> Sequence[int] | None:
+def written_inputs(count: int) -> Sequence[int] | None:
     """The positions of those of ``count`` inputs of a Dynamo graph that are written to; None where it is not known."""
     context = TracingContext.try_get()
     metadata = None if context is None else context.fw_metadata
@@ -157,10 +165,10 @@ def _differentiate(result: Any, arguments: Iterable[Any]) -> None:
     given = [t for t in arguments if isinstance(t, torch.Tensor) and t.requires_grad and not t.is_leaf]
     losses = [t.float().sum() for t in results]
     if losses:
-        torch.autograd.grad(losses, [*given, *_leaves(losses, given)], allow_unused=True)
+        torch.autograd.grad(losses, [*given, *leaves_of(losses, given)], allow_unused=True)
 
 
-def _leaves(results: Iterable[torch.Tensor], given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def leaves_of(results: Iterable[torch.Tensor], given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The leaves that ``results`` depend on, not through what is ``given``."""
     found: dict[int, torch.Tensor] = {}
     seen = {t.grad_fn for t in given}

@@ -24,6 +24,7 @@ from ...runtime.targets import named_target
 from ...runtime.triton.compile import resource_report
 from ...runtime.tuning.progress import trials_table
 from ...scheduler.fusion.fusion import Fusion
+from ...scheduler.numerics import NumericsByPlace, nearest
 from ..compiling.compiled import CompiledGraph, Stages
 from ..compiling.kernels import KernelBuild
 from ..entry.backend import settings_of
@@ -83,6 +84,13 @@ def explain(
     compiled = [g for c in made.graphs for g in _with_regions(c)]
     taken = {name for c in compiled for name in c.overridden}
     unmatched = tuple(str(o) for o in schedules if str(o) not in taken)
+    if isinstance(settings.numerics, NumericsByPlace):
+        unused = settings.numerics.unused(made.places)
+        near = [nearest(name, made.places).strip() for name in unused]
+        unmatched += tuple(
+            f"the entry {name!r} of numerics{f' ({told})' if told else ''}"
+            for name, told in zip(unused, near, strict=True)
+        )
     elsewhere = named_target(str(settings.target)) if settings.target not in (None, "cpu") else None
     return Report(tuple(report_of(c, elsewhere) for c in compiled), unmatched, max(captured, 0.0), made.breaks)
 
@@ -125,7 +133,15 @@ def report_of(compiled: CompiledGraph, target: Target | None = None) -> GraphRep
         variants,
         stages.proof,
         shared_kernels(stages.variants),
+        _kept(stages.imported),
     )
+
+
+def _kept(graph: Graph) -> tuple[str, ...]:
+    """What keeps eager's numerics where others do not, each place once."""
+    origins = (o for n in graph.nodes for o in getattr(n, "origins", ()) if o.keeps)
+    told = (f"{', '.join(o.keeps)} of {o.op}{f' at {o.source}' if o.source else ''}" for o in origins)
+    return tuple(dict.fromkeys(told))
 
 
 def _peaks(program: HostProgram) -> tuple[sympy.Expr, ...]:

@@ -19,7 +19,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from ...ir.graph.constants import digest_of
 from ...runtime.cache.fingerprint import environment_fingerprint, key_of
 from ..aten_passes.views.negations import BIT
-from ..converters.context import KEEPS_ROUNDING
+from ..converters.context import KEEPS, KEEPS_ROUNDING
 
 # Constants of more elements are not read for a key.
 _MOST_ELEMENTS = 1 << 16
@@ -127,7 +127,8 @@ class _KeyWriter:
 
     def marks(self, node: fx.Node) -> str:
         """What passes over the graph of forward and backward noted of a node, and importing asks."""
-        return "".join([f" {mark}" for mark in _MARKS if node.meta.get(mark)])
+        kept = node.meta.get(KEEPS)
+        return "".join([f" {mark}" for mark in _MARKS if node.meta.get(mark)] + ([f" {KEEPS} {kept}"] if kept else []))
 
     def target(self, target: Any) -> str:
         if isinstance(target, (OpOverload, HigherOrderOperator)):

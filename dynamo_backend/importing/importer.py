@@ -22,6 +22,7 @@ from ...ir.errors import MlcError
 from ...ir.expr.dtypes import DType
 from ...ir.expr.size_regions import ANYWHERE, SizeRegion
 from ...ir.expr.value import const
+from ...ir.graph.effects import KEPT_OP
 from ...ir.graph.graph import (
     CONSTANT,
     ArgumentRef,
@@ -39,10 +40,11 @@ from ...ir.graph.graph import (
 )
 from ...ir.target import has_kernels
 from ...scheduler.decisions import Decider
+from ...scheduler.numerics import OP, Numerics
 from ..aten_passes.views.negations import BIT, NEGATE, WHY_BIT, is_negated, negate, negative, write_negated
 from ..aten_passes.views.written_arguments import places_in_bases
 from ..converters import CONVERTERS, LIBRARY_REASONS, ImportContext, NoConversion, SizeMap, Tensor
-from ..converters.context import KEEPS_ROUNDING
+from ..converters.context import KEEPS, KEEPS_ROUNDING
 from ..converters.random.replays import REPLAY, SAVE, replayed_value
 from ..converters.refused_types import refused_call
 from ..converters.sizes import SYMBOLIC
@@ -68,7 +70,7 @@ def import_graph(
     example_inputs: Sequence[Any] = (),
     *,
     fallback_random: bool = False,
-    numerics: str = "fast",
+    numerics: Numerics = "fast",
     libraries: bool = True,
     static: Collection[int] = (),
     name: str = "main",
@@ -81,8 +83,8 @@ def import_graph(
 
     ``example_inputs`` stand in for placeholders whose ``meta["val"]`` is missing. ``static`` holds the positions of
     the inputs that are parameters or buffers. ``fallback_random`` leaves random ops to ATen (eager's own numbers);
-    ``numerics`` is "fast" or "eager"; without ``libraries`` kernels compute on CPUs all that they can. ``skipped``
-    nodes, inputs and outputs among them, are left out; what reads one reads the node that it is mapped to.
+    ``numerics`` are as ``Options`` has them; without ``libraries`` kernels compute on CPUs all that they can.
+    ``skipped`` nodes, inputs and outputs among them, are left out; what reads one reads the node that it is mapped to.
     ``called_after`` is filled with the node of each name that is made here and is no node's own. ``decider`` is asked
     where costs decide what an op becomes. The graph is for the sizes of a ``region``. Raises ImportFailure.
     """
@@ -154,7 +156,7 @@ class _Importer:
         gm: fx.GraphModule,
         examples: Sequence[Any],
         fallback_random: bool,
-        numerics: str,
+        numerics: Numerics,
         libraries: bool,
         static: frozenset[int],
         skipped: Mapping[fx.Node, fx.Node | None] = _NOTHING,
@@ -213,7 +215,7 @@ class _Importer:
         """The graph of a function that a node of this one names."""
         body = attribute(self.gm, str(node.target))
         libraries = self.ctx.calls_libraries("cpu")
-        return import_graph(body, numerics=self.ctx.numerics, libraries=libraries, name=node.name)
+        return import_graph(body, numerics=self.ctx.given_numerics, libraries=libraries, name=node.name)
 
     # --- the ends of the graph --------------------------------------------------------------------------------------
 
@@ -319,6 +321,8 @@ class _Importer:
             try:
                 if (refused := _foreign(val)) is not None:
                     raise NoConversion(refused)
+                if OP in node.meta.get(KEEPS, ()):
+                    raise NoConversion("numerics: eager's own op is kept here")
                 if node.meta.get(BIT):
                     raise NoConversion(WHY_BIT)
                 if (kind := refused_call(node)) is not None:
@@ -343,6 +347,8 @@ class _Importer:
                 return None
         if isinstance(target, (OpOverload, HigherOrderOperator)):
             full_name = _full_name(target)
+            if OP in node.meta.get(KEEPS, ()):
+                full_name = f"{KEPT_OP}::{full_name.partition('::')[2]}"
         else:
             full_name = f"{getattr(target, '__module__', '')}::{getattr(target, '__name__', target)}"
             self.constants.setdefault(full_name, Constant.of(target))
@@ -395,7 +401,7 @@ class _Importer:
                 tuple(places_in_bases(full_name, kwargs, bases, self.sizes).items()),
                 reason,
                 self.ctx.origins,
-                bool(node.meta.get(KEEPS_ROUNDING)),
+                bool(node.meta.get(KEEPS_ROUNDING)) or OP in node.meta.get(KEEPS, ()),
                 refused_call(node) is not None,
             )
         )

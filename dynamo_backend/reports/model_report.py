@@ -19,9 +19,9 @@ from .report import GraphBreak, GraphReport, KernelReport
 class Report:
     """Every graph of a model, in the order in which they were compiled; ``str`` is the summary.
 
-    ``breaks`` say why there are several, where there are. ``unmatched`` are the schedules of
-    ``options={"schedules": …}`` that are for none of the kernels. ``capture_s`` are the seconds of Dynamo, AOTAutograd,
-    and eager's run of the model in between; each graph has its own phases.
+    ``breaks`` say why there are several, where there are. ``unmatched`` are the entries of
+    ``options={"numerics": …}`` and ``{"schedules": …}`` that are for none of the kernels. ``capture_s`` are the seconds
+    of Dynamo, AOTAutograd, and eager's run of the model in between; each graph has its own phases.
     """
 
     graphs: tuple[GraphReport, ...]

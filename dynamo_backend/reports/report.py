@@ -209,7 +209,7 @@ class GraphReport:
     phase; ``traffic`` the bytes of one run, library calls among them. ``python`` says what of a host program that was
     to be machine code is not, and why; ``steps`` are what was done, in order. ``frozen`` is what is computed once and
     kept beside the parameters; ``flow`` are the calls of one run in their order; ``decisions`` what was chosen by cost
-    or otherwise, that with most at stake first.
+    or otherwise, that with most at stake first; ``numerics`` what keeps eager's, where that is told by places.
 
     Of a graph with ``variants``, one of which runs by its sizes, this is what the one does that runs at typical sizes,
     with the peak of all; ``proof`` shows that each size has exactly one, and ``shared_kernels`` are in several."""
@@ -232,6 +232,7 @@ class GraphReport:
     variants: tuple[VariantReport, ...] = field(default=(), repr=False)
     proof: str = ""
     shared_kernels: int = 0
+    numerics: tuple[str, ...] = field(default=(), repr=False)
 
     @property
     def fallbacks(self) -> tuple[KernelReport, ...]:
@@ -316,6 +317,9 @@ class GraphReport:
         for d in self.decisions:
             if d.source is not ChosenFor.COST:
                 lines.append(f"  decided {d.source.value}: {d.name} is {d.chosen} ({d.default} by cost)")
+        lines += [f"  keeps eager's {told}" for told in self.numerics[:_SHOWN]]
+        if len(self.numerics) > _SHOWN:
+            lines.append(f"  … and {len(self.numerics) - _SHOWN} more in .numerics")
         lines += self._missed_lines()
         if self.times:
             spent = ", ".join(f"{name} {s * 1e3:.0f}" for name, s in self.times.items())

@@ -11,6 +11,7 @@ from torch import fx
 
 from ...codegen.host.steps.lines import Lines
 from ...ir.graph.graph import Origin
+from ..converters.context import KEEPS
 
 # The metadata of a node of Dynamo's that the ATen nodes made of it have, too.
 _CUSTOM, _PLACE = "custom", "mlc_place"
@@ -24,7 +25,14 @@ def origins_of(node: fx.Node, op: str, place: int = -1) -> tuple[Origin, ...]:
     found = _origin(op, node.meta.get("stack_trace") or "")
     if (pattern := node.meta.get(PATTERN)) is not None:
         found = replace(found, note=pattern)
+    if kept := node.meta.get(KEEPS):
+        found = replace(found, keeps=tuple(kept))
     return (replace(found, place=place) if found.source and place >= 0 else found,)
+
+
+def innermost_line(trace: str) -> str:
+    """The user's innermost line of a stack trace of Dynamo's, "" where there is none."""
+    return _last_frame(trace)
 
 
 def lines_of(gm: fx.GraphModule) -> Lines:

@@ -12,6 +12,8 @@ from .begun import WAIT_COPIES
 from .graph import CallRegion, CallTensor, Library, Node, refs, uses
 from .slices import NOTHING
 
+# The namespace of ops of ATen's that are called as they are: no pass reads them as something else.
+KEPT_OP = "eager"
 # Calls whose effect is not their result.
 _EFFECTS = ("copy_", "_assert", "set_", "resize_", "hop::", "_c10d_functional", "wait_tensor", "mlc::")
 
@@ -36,8 +38,10 @@ def opaque_operand(node: Node) -> str | None:
 
 
 def resolve_op(target: str) -> Any:
-    """The op of a library target, "aten::addmm.default" or "hop::cond". Raises IRError where torch has none."""
+    """The op of a library target: "aten::addmm.default", the same of "eager", or "hop::cond". Raises IRError where
+    torch has none."""
     namespace, _, rest = target.partition("::")
+    namespace = "aten" if namespace == KEPT_OP else namespace
     found: Any = torch.ops.higher_order if namespace == "hop" else getattr(torch.ops, namespace)
     try:
         for part in rest.split("."):

@@ -229,6 +229,8 @@ class _StructureWriter:
             axes, over = self._dims(function.axes_of(s)), self._dims(function.over_of(s))
             values = ",".join([self.value(v) for v in s.values])
             own = "own" if s.axes is not None else ""
+            kept = {k for o in s.origins for k in o.keeps}
+            own += f" keeps {sorted(kept)}" if kept else ""
             self.lines.append(f"{','.join(map(self.name, s.results))}={how} {own} {axes}|{over} {values}")
         for o in function.outputs:
             self.lines.append(f"{self.name(o.buffer.name)}[{self.indices(o.indices)}]={self.name(o.result)}")

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from platformdirs import user_cache_dir
 
 from ...scheduler.decisions import DecisionOverrides
+from ...scheduler.numerics import Numerics
 from ...scheduler.regions.choose import Cuts
 from ...scheduler.schedule.overrides import Overrides
 from ..cache.cache import DEFAULT_LIMIT
@@ -203,14 +204,15 @@ class Options:
         values="a comma list of " + ", ".join(LOG_TOPICS),
         doc="Print what happened on these topics to standard error.",
     )
-    numerics: str = _option(
+    numerics: Numerics = _option(
         "MLC_NUMERICS",
         parse_numerics,
         default="fast",
         shown="fast",
-        values="fast, eager",
+        values="fast, eager, or a file (.json) of places; as an option also a mapping",
         changes_code=True,
-        doc="fast keeps what was float32 so inside a fused kernel of half types; eager rounds wherever eager does.",
+        doc="fast keeps what was float32 so inside a fused kernel of half types; eager rounds wherever eager does; a "
+        "mapping says it by places (docs/attribution.md).",
     )
     threads: int | None = _option(
         "MLC_THREADS",

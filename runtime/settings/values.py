@@ -13,6 +13,7 @@ import fsspec
 
 from ...ir.errors import MlcError
 from ...scheduler.decisions import DecisionOverrides, parse_overrides
+from ...scheduler.numerics import EAGER, FAST, Numerics, NumericsByPlace, NumericsError, parse_places
 from ...scheduler.regions.choose import Cuts
 from ...scheduler.schedule.overrides import OverrideError, Overrides, load_overrides
 
@@ -170,11 +171,21 @@ def parse_log(value: object) -> tuple[str, ...]:
     return tuple(topic for topic in LOG_TOPICS if topic in topics)
 
 
-def parse_numerics(value: object) -> str:
+def parse_numerics(value: object) -> Numerics:
+    if isinstance(value, NumericsByPlace):
+        return value
     text = str(value).strip().lower()
-    if text not in ("fast", "eager"):
-        raise ValueRefused("fast or eager", ("fast", "eager"), text)
-    return text
+    if text in (FAST, EAGER):
+        return text
+    if not isinstance(value, Mapping) and not text.endswith(".json"):
+        raise ValueRefused("fast, eager, a file (.json) or a mapping of places", (FAST, EAGER), text)
+    try:
+        given = value if isinstance(value, Mapping) else json.loads(Path(str(value)).read_text(encoding="utf-8"))
+        if not isinstance(given, Mapping):
+            raise NumericsError("a JSON object from places to fast or eager is wanted")
+        return parse_places(given)
+    except (OSError, ValueError) as error:
+        raise OptionError(f"numerics (MLC_NUMERICS): {error}") from error
 
 
 def parse_cpu_products(value: object) -> str:

@@ -34,6 +34,7 @@ from ...ir.expr.value import (
     with_children,
 )
 from ...ir.function.function import Stage, TensorFunction
+from ..numerics import FUNCTION, keeps
 
 _LOG2_E = math.log2(math.e)
 # Functions whose relative error is, but for cancellation, about that of their arguments.
@@ -77,7 +78,7 @@ def approximate_functions(function: TensorFunction) -> TensorFunction:
         ->  t0 = compute(points, mul(x, erfc_approx(neg(mul(x, 0.7)))))
 
     Parts of attention are left to the steps of the online softmax. What is the same for a whole row stays exact: it
-    costs little, and all elements of the row would have its error.
+    costs little, and all elements of the row would have its error. Stages that keep eager's functions are left alone.
     """
     if any(s.role is not None and s.role.is_of_attention for s in function.stages):
         return function
@@ -93,7 +94,7 @@ def approximate_functions(function: TensorFunction) -> TensorFunction:
             for e in needs.order:
                 if isinstance(e, Load):
                     _want(wanted, e.buffer, needs.of(e))
-            values.append(_approximated(value, needs, elements))
+            values.append(value if keeps(stage, FUNCTION) else _approximated(value, needs, elements))
         same = all(map(is_, values, stage.values))
         stages.append(stage if same else replace(stage, values=tuple(values)))
     if all(map(is_, stages[::-1], function.stages)):

@@ -7,6 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .dynamo_backend.attribution.attribute import attribute
+    from .dynamo_backend.attribution.attribution import Attribution
     from .dynamo_backend.compiling.register import register_pass
     from .dynamo_backend.converters.register import register_converter
     from .dynamo_backend.converters.registry import NoConversion
@@ -35,14 +37,15 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "ExportError", "Formula", "IRModule", "MemoryStats", "NoConversion", "OptionError", "Options", "Registration",
-    "RegistrationError", "Rule", "Schedule", "ScheduleError", "Trace", "__version__", "compare", "compile",
-    "empty_cache", "explain", "export", "from_fx", "load", "load_cache_artifacts", "memory_stats", "parse",
-    "register_converter", "register_intrinsic", "register_pass", "register_pattern", "register_rule", "schedule",
-    "show",
+    "Attribution", "ExportError", "Formula", "IRModule", "MemoryStats", "NoConversion", "OptionError", "Options",
+    "Registration", "RegistrationError", "Rule", "Schedule", "ScheduleError", "Trace", "__version__", "attribute",
+    "compare", "compile", "empty_cache", "explain", "export", "from_fx", "load", "load_cache_artifacts",
+    "memory_stats", "parse", "register_converter", "register_intrinsic", "register_pass", "register_pattern",
+    "register_rule", "schedule", "show",
 ]  # fmt: skip
 
 _HOME = {
+    "Attribution": "dynamo_backend.attribution.attribution",
     "ExportError": "dynamo_backend.export.errors",
     "Formula": "ir.expr.formula",
     "IRModule": "ir.graph.graph",
@@ -56,6 +59,7 @@ _HOME = {
     "Schedule": "scheduler.schedule.schedule",
     "ScheduleError": "scheduler.error",
     "Trace": "scheduler.schedule.trace",
+    "attribute": "dynamo_backend.attribution.attribute",
     "compare": "dynamo_backend.reports.page.compare",
     "compile": "dynamo_backend.entry.modules",
     "empty_cache": "runtime.pool.pool",

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from ....ir.graph.effects import CONVOLUTION, LINEAR, resolve_op
+from ....ir.graph.effects import CONVOLUTION, KEPT_OP, LINEAR, resolve_op
 from ....ir.graph.graph import Library, OpRef
 
 # Namespaces of ops that torch itself defines, with their fake kernels, and of our own.
 _OWN = frozenset(
-    ("aten", "prims", "prim", "mlc", "hop", "c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd",
-     "_dtensor", "inductor", "mkldnn", "onednn", "mkldnn_prepacked", "quantized", "quantized_decomposed", "rngprims",
-     "profiler")
+    ("aten", KEPT_OP, "prims", "prim", "mlc", "hop", "c10d", "c10d_functional", "_c10d_functional",
+     "_c10d_functional_autograd", "_dtensor", "inductor", "mkldnn", "onednn", "mkldnn_prepacked", "quantized",
+     "quantized_decomposed", "rngprims", "profiler")
 )  # fmt: skip
 
 # Ops whose overloads for results that exist make others all the same, and copy those.

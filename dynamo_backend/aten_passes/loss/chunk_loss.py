@@ -18,6 +18,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ....ir.target import multiplies_halves
+from ....scheduler.numerics import rounds_as_eager
 from ...tracing.hints import hint_of
 from ..context import AtenContext
 from ..write import NodeWriter
@@ -43,7 +44,7 @@ def chunk_losses(gm: fx.GraphModule, context: AtenContext) -> int:
     """
     options = context.options
     rows = options.loss_chunk
-    if rows == 0 or (rows is None and options.numerics == "eager"):
+    if rows == 0 or (rows is None and rounds_as_eager(options.numerics)):
         return 0
     done = 0
     for found in find_losses(gm.graph):

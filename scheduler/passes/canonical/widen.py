@@ -9,17 +9,19 @@ from ....ir.expr.value import Call, Cast, Expr, Select, rewrite
 from ....ir.expr.whole import held
 from ....ir.graph.graph import Compute, Graph, Library, Node, Reduction, Scan, Scatter
 from ...context import USUAL, PassContext
+from ...numerics import ROUNDING, keeps
 
 
 def widen(graph: Graph, context: PassContext = USUAL) -> Graph:
     """Say which conversions to half types are made only when stored, so that a kernel goes on in float32; others round.
 
-    With fast numerics those are made of what is computed in float32, and with either of whole numbers that the half
-    type holds, which loses nothing. What comes to a half type from float64, or from other whole numbers, was sent there
-    by the user: it is rounded, or infinite, as are eight bits. So is what is read as it is stored: import writes that
-    as a ``bitcast`` of a half type to itself, of which nothing is left here. So the pass runs once.
+    With fast numerics those are made of what is computed in float32, but at places that keep eager's rounding, and with
+    either of whole numbers that the half type holds, which loses nothing. What comes to a half type from float64, or
+    from other whole numbers, was sent there by the user: it is rounded, or infinite, as are eight bits. So is what is
+    read as it is stored: import writes that as a ``bitcast`` of a half type to itself, of which nothing is left here.
+    So the pass runs once.
     """
-    nodes = tuple(_widened(n, context.fast) for n in graph.nodes)
+    nodes = tuple(_widened(n, context.fast and not keeps(n, ROUNDING)) for n in graph.nodes)
     return graph if all(a is b for a, b in zip(nodes, graph.nodes, strict=True)) else replace(graph, nodes=nodes)
 
 

@@ -21,6 +21,7 @@ from ...decisions import Alternative, place_key
 from ...facts.contraction import R0, Decision, LibraryProduct, Products
 from ...facts.digits import refine
 from ...facts.row_factors import Factored
+from ...numerics import ROUNDING, keeps
 from ..canonical.names import fresh_name
 from ..canonical.simplify_algebra import simplify_call
 from ..reduction.split_reductions import exact_cuts, in_pieces
@@ -40,9 +41,8 @@ def decompose_contractions(graph: Graph, context: PassContext = USUAL) -> Graph:
             nodes.append(node)
             continue
         machine = context.target_of(product.type.device).machine
-        decision = _asked(
-            product, decide_product(_without_epilogues(product, opened), machine, context.fast), graph, context
-        )
+        fast = context.fast and not keeps(node, ROUNDING)
+        decision = _asked(product, decide_product(_without_epilogues(product, opened), machine, fast), graph, context)
         # What passes before have to say about the call stands after its own reason.
         reason = "; ".join([decision.reason, *product.node.reason.split("; ")[1:]])
         if decision.decomposed:

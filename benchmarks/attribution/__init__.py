@@ -1,0 +1,1 @@
+"""How much of the difference between compiled models and eager the named places explain."""
