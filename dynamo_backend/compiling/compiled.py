@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from ...codegen.host.capture import CapturePlan
 from ...codegen.host.python.text import HostText
@@ -26,8 +26,12 @@ from ...runtime.settings.options import Options
 from ...runtime.timing import PhaseTimer
 from ...scheduler.decisions import DecisionRecord
 from ...scheduler.fusion.fusion import Fusion
+from ..repeats.layers import Layers
 from .host_programs import HostCode, Keep, stored_host_code
 from .kernels import KernelBuild
+
+# By the part of a graph that they are about, "" for all of it: lines of a lock file.
+LockLines: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,8 @@ class Stages:
     """Every stage of a graph that was compiled here: what reports are made of.
 
     Of layers that repeat, ``imported`` and ``graph`` have a few; ``fusion`` calls the kernels of all. ``steps`` are the
-    record: what was done, in order; ``decisions`` what costs or others decided, where that was asked for.
+    record: what was done, in order; ``decisions`` what costs or others decided, where that was asked for. ``layers``
+    says what a few layers stand for.
     """
 
     imported: Graph
@@ -45,6 +50,7 @@ class Stages:
     program: HostProgram
     steps: tuple[StepRecord, ...] = ()
     decisions: tuple[DecisionRecord, ...] = ()
+    layers: Layers | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +92,8 @@ class CompiledGraph:
     ``key`` is that of the program in the cache, "" where it is not there. ``kept`` is all that another process needs to
     run it; None where ATen ops run in place of a kernel. ``capture`` tells how its launches can be
     captured, ``python`` what of a host program that was to be native is not, and why. ``recipe`` makes the last inputs
-    of ``call``, which do not change between calls.
+    of ``call``, which do not change between calls. ``lock`` are the lines of its sections of a lock file, where one is
+    asked for.
     """
 
     name: str
@@ -102,6 +109,7 @@ class CompiledGraph:
     capture: CapturePlan = CapturePlan("it was not looked at")
     python: str = ""
     recipe: Recipe | None = field(default=None, repr=False)
+    lock: LockLines = field(default=(), repr=False)
 
     @property
     def is_self_contained(self) -> bool:
@@ -149,7 +157,8 @@ def stored_graph(
     say(options.log, "cache", lambda: f"{name}: program of {record['launches']} kernels found")
     say(options.log, "timing", lambda: f"{name}: {timer}")
     taken, kept = tuple(record["overridden"]), Program(record, tuple(c for c in codes.values() if c is not None), host)
-    return CompiledGraph(name, told, call, timer, overridden=taken, key=key, kept=kept, capture=capture)
+    locked = tuple((str(part), tuple(map(str, lines))) for part, lines in record.get("lock", ()))
+    return CompiledGraph(name, told, call, timer, overridden=taken, key=key, kept=kept, capture=capture, lock=locked)
 
 
 def with_values(call: Boxed, recipe: Recipe | None, name: str) -> Boxed:

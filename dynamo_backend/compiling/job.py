@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import fx
@@ -14,7 +14,7 @@ from ...runtime.compile.kernels import KernelStore
 from ...runtime.host.lazy_bits import Lazy
 from ...runtime.settings.options import Options
 from ...runtime.timing import PhaseTimer
-from ...scheduler.decisions import Decider
+from ...scheduler.decisions import Decider, LockedWays
 from ..importing.regions import attribute
 from ..tracing.origins import lines_of
 from .compiled import CompiledGraph
@@ -26,7 +26,8 @@ class Job:
 
     ``regions`` are the bodies of its control flow, by the node that reads them; ``lazy`` the inputs that may come with
     bits; ``outside`` by name what decides its code besides itself, and ``settings`` what of that decides its kernels'.
-    ``decider`` is asked about decisions; without one they are taken by cost, and not recorded.
+    ``decider`` is asked about decisions; without one they are taken by cost, and not recorded. ``locked`` are those
+    that a lock file has fixed; ``called_after`` is told what results are made of (``import_graph``).
     """
 
     gm: fx.GraphModule
@@ -47,6 +48,8 @@ class Job:
     run: Runner
     store: KernelStore
     decider: Decider | None = None
+    locked: LockedWays | None = None
+    called_after: dict[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def lines(self) -> Lines:

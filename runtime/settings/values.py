@@ -20,6 +20,7 @@ LOG_TOPICS = ("timing", "cache", "fusion", "schedule")
 TUNE_MODES = ("model", "replay")
 TUNE_NUMERICS = ("any", "same")
 HOST_PROGRAMS = ("python", "native", "auto")
+LOCK_MODES = ("check", "write", "use")
 
 
 class OptionError(MlcError, ValueError):
@@ -253,3 +254,18 @@ def parse_schedules(value: object) -> Overrides | None:
         return load_overrides(value)
     except OverrideError as error:
         raise OptionError(f"schedules (MLC_SCHEDULES): {error}") from error
+
+
+def parse_lock(value: object) -> Path | None:
+    if value is None:
+        return None
+    if not isinstance(value, str | Path) or not str(value).strip() or Path(value).is_dir():
+        raise ValueRefused("the path of a file, such as model.mlc.lock")
+    return Path(value).expanduser().absolute()
+
+
+def parse_lock_mode(value: object) -> str:
+    text = str(value).strip().lower()
+    if text not in LOCK_MODES:
+        raise ValueRefused(", ".join(LOCK_MODES), LOCK_MODES, text)
+    return text
