@@ -10,6 +10,7 @@ from typing import Any
 from torch import fx
 
 from ...codegen.host.steps.lines import with_lines
+from ...ir.errors import MlcError
 from ...ir.passes import Runner
 from ...ir.text.printer import show
 from ...runtime.compile.kernels import kernel_store_of
@@ -99,10 +100,13 @@ def _locked(job: Job, cache: GraphCache, decided: tuple[DecisionRecord, ...], op
     """The graph compiled as a lock file has it, where one is used."""
     try:
         return _compiled(job, cache, decided, opened)
-    except (DecisionError, ScheduleError) as error:
-        if opened is None or opened.ways is None:
+    except MlcError as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, (DecisionError, ScheduleError)):
+            cause = cause.__cause__
+        if opened is None or opened.ways is None or cause is None:
             raise
-        raise opened.unfollowed(error) from error
+        raise opened.unfollowed(cause) from error
 
 
 def _compiled_regions(

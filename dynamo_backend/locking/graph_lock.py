@@ -104,7 +104,7 @@ class OpenLock:
         for part, body in sections:
             self._settle(self.name + part, body)
 
-    def unfollowed(self, error: MlcError) -> LockError:
+    def unfollowed(self, error: BaseException) -> LockError:
         """That what the file has cannot be done here."""
         return LockError(
             f"{self.path} cannot be followed for {self.name}: {error}. What is compiled, or torch-mlc, has changed "
@@ -114,7 +114,7 @@ class OpenLock:
     def _settle(self, name: str, body: Sequence[str]) -> None:
         section = Section.of(name, body)
         if self.options.lock_mode == "write":
-            number = written_sections(self.path).number(name, section.content[1:])
+            number = written_sections(self.path).number(name, self.names.text)
             write_section(self.path, Section.of(section_name(name, number), body))
             return
         known = sections_of(read_lock(self.path), name)

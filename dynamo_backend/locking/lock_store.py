@@ -64,17 +64,16 @@ def sections_of(text: LockText, name: str) -> list[Section]:
 
 @dataclass(slots=True)
 class WrittenSections:
-    """What this process has written into a file: graphs of one name that are decided differently are sections of their
-    own."""
+    """What this process has written into a file: different graphs of one name are sections of their own."""
 
-    _contents: dict[str, list[list[str]]] = field(default_factory=dict)
+    _graphs: dict[str, list[str]] = field(default_factory=dict)
 
-    def number(self, name: str, content: list[str]) -> int:
-        """Which of the graphs of a name has a content, from 1 on."""
-        known = self._contents.setdefault(name, [])
-        if content not in known:
-            known.append(content)
-        return known.index(content) + 1
+    def number(self, name: str, graph: str) -> int:
+        """Which of the graphs of a name a graph is, from 1 on."""
+        known = self._graphs.setdefault(name, [])
+        if graph not in known:
+            known.append(graph)
+        return known.index(graph) + 1
 
 
 @cache

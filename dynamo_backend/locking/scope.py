@@ -57,7 +57,10 @@ def _begins(gm: fx.GraphModule) -> str:
     names = Names()
     names.take(gm)
     first = next((n for n in gm.graph.nodes if n.op == "call_function"), None)
-    return f" at {names.of_node(first.name)}" if first is not None else ""
+    if first is None:
+        return ""
+    where, _, op = names.of_node(first.name).partition(": ")
+    return f" at {op}" if where.endswith("resumed") else f" at {where}: {op}"
 
 
 def _inputs(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str:
