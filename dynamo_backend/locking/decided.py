@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import sympy
 from torch import fx
@@ -12,25 +12,27 @@ from torch import fx
 from ...ir.expr.dtypes import DType
 from ...ir.expr.symbols import SymbolTable
 from ...ir.expr.value import Cast, walk
+from ...ir.graph.facts import makers_of
 from ...ir.graph.graph import (
+    CallRegion,
     CallTensor,
     Compute,
-    Graph,
     Library,
-    Origin,
+    Node,
     Reduction,
     Scan,
     Scatter,
     TensorType,
+    View,
     node_values,
+    uses,
 )
-from ...ir.graph.regions import write_out_regions
 from ...ir.graph.slices import NOTHING
 from ...scheduler.decisions import ChosenFor, DecisionRecord
 from ..compiling.compiled import Stages
 from ..compiling.kernels import KernelBuild, ScheduleTold
-from .lock_text import CALLS, DECISIONS, SAVED, SCHEDULES, SETTINGS, Line
-from .names import GRAPH, LayerNames, Names
+from .lock_text import CALLS, DECISIONS, SAVED, SCHEDULES, SETTINGS, LockLine
+from .names import GRAPH, LayerNames, NodeNames
 
 # Digits of the hash of a kernel before it is scheduled.
 DIGITS = 16
@@ -43,21 +45,23 @@ _WHO = {
 _HALF = (DType.BFLOAT16, DType.FLOAT16)
 
 
-def decided(stages: Stages, names: Names, gm: fx.GraphModule, saved: int | None, settings: Sequence[str]) -> list[str]:
+def decided(
+    stages: Stages, names: NodeNames, gm: fx.GraphModule, saved: int | None, settings: Sequence[str]
+) -> list[str]:
     """The lines of the section of a graph, below its name. ``saved`` is the first of its results that only the backward
     reads, ``settings`` are told as they are."""
-    told = _Told(stages, LayerNames(names, stages.layers))
+    told = _SectionWriter(stages, LayerNames(names, stages.layers))
     parts = {
-        SETTINGS: [Line(s) for s in settings],
+        SETTINGS: [LockLine(s) for s in settings],
         CALLS: list(told.calls()),
-        SAVED: [Line(n) for n in _saved(gm, names, saved)],
+        SAVED: [LockLine(n) for n in _saved(gm, names, saved)],
         DECISIONS: list(told.decisions()),
         SCHEDULES: list(told.schedules()),
     }
-    return [text for name, below in parts.items() if below for text in Line(name, tuple(below)).written(1)]
+    return [text for name, below in parts.items() if below for text in LockLine(name, tuple(below)).written(1)]
 
 
-def _saved(gm: fx.GraphModule, names: Names, saved: int | None) -> Iterator[str]:
+def _saved(gm: fx.GraphModule, names: NodeNames, saved: int | None) -> Iterator[str]:
     """What a forward keeps for its backward."""
     if saved is None:
         return
@@ -68,83 +72,111 @@ def _saved(gm: fx.GraphModule, names: Names, saved: int | None) -> Iterator[str]
             yield names.of_node(value.name)
 
 
+@dataclass(frozen=True, slots=True)
+class _Where:
+    """Of which layer a call is: so many layers on of the one that stands for it, None for outside of those that were
+    left out; and what its operands and results are called in the few layers."""
+
+    by: int | None
+    short: Callable[[str], str]
+
+
 @dataclass
-class _Told:
+class _SectionWriter:
     stages: Stages
     layers: LayerNames
 
     @property
-    def names(self) -> Names:
+    def names(self) -> NodeNames:
         return self.layers.names
 
     @cached_property
-    def graph(self) -> Graph:
-        """The calls of all layers."""
-        return write_out_regions(self.stages.fusion.graph, self.layers.called)
-
-    @cached_property
     def device(self) -> str:
-        types = (t for n in self.graph.nodes for t in n.types if t is not None)
+        types = (t for n in self.stages.fusion.graph.nodes for t in n.types if t is not None)
         return next((t.device for t in types), "")
 
     # --- calls ----------------------------------------------------------------------------------------------------
 
-    def calls(self) -> Iterator[Line]:
-        """Calls in the order in which they run."""
-        for node in self.graph.nodes:
-            if isinstance(node, CallTensor):
-                yield self.kernel(node)
-            elif isinstance(node, Library) and node.target not in NOTHING:
-                label, below = self.made(node.names, node.types, (), node.origins)
-                yield Line(f"library {label}", (Line(f"runs {node.target}"), *below))
+    def calls(self) -> Iterator[LockLine]:
+        """Calls in the order in which they run, those of each layer."""
+        for node in self.stages.fusion.graph.nodes:
+            if isinstance(node, CallRegion):
+                for by in range(node.times):
+                    for inner in node.region.nodes:
+                        yield from self.call(inner, _Where(by, _same))
+            else:
+                by, is_left_out = self.layers.beyond(node.names)
+                short = partial(self.layers.before, by=by) if by else _same
+                yield from self.call(node, _Where(by if is_left_out else None, short))
 
-    def kernel(self, node: CallTensor) -> Line:
-        into = node.into or (None,) * len(node.names)
-        label, below = self.made(node.names, node.types, into, node.origins)
-        together = (Line(f"launches {node.count} calls as one"),) if node.count > 1 else ()
-        schedule = told_schedule(self.stages.kernels.get(node.function))
-        runs = "ATen ops" if schedule is None else f"{schedule.workload[:DIGITS]} {schedule.rule}"
-        computed = self.computed(node.names, node.origins)
-        computes = (Line(f"computes {c}") for c in computed if len(computed) > 1 or c != label)
-        return Line(f"kernel {label}", (Line(f"runs {runs}"), *together, *computes, *below))
+    def call(self, node: Node, where: _Where) -> Iterator[LockLine]:
+        """What is told of a call."""
+        match node:
+            case CallTensor():
+                into = node.into or (None,) * len(node.names)
+                schedule = told_schedule(self.stages.kernels.get(node.function))
+                what = "kernel"
+                runs = "ATen ops" if schedule is None else f"{schedule.workload[:DIGITS]} {schedule.rule}"
+            case Library() if node.target not in NOTHING:
+                into = (None,) * len(node.names)
+                what, runs = "library", node.target
+            case _:
+                return
+        made = [self.name(r, where) for r in node.names]
+        label = made[0] if made else next((o.op for o in node.origins), GRAPH)
+        below = [LockLine(f"runs {runs}")]
+        if isinstance(node, CallTensor):
+            below += [LockLine("launched as one")] if node.count > 1 else []
+            computed = self.computed(node, where)
+            below += [LockLine(f"computes {c}") for c in computed if len(computed) > 1 or c != label]
+        for name, kind, over in zip(made, node.types, into, strict=True):
+            if kind is not None:
+                instead = f", over {self.operand(over, where)}" if over is not None else ""
+                below.append(LockLine(f"gives {'' if name == label else f'{name} '}{self.type(kind)}{instead}"))
+        yield LockLine(f"{what} {label}", tuple(below))
 
-    def made(
-        self,
-        results: Sequence[str],
-        types: Sequence[TensorType | None],
-        into: Sequence[str | None],
-        origins: Sequence[Origin],
-    ) -> tuple[str, list[Line]]:
-        """What a call makes: the name of the first, and a line for each."""
-        found = [self.names.of_node(self.layers.node(r)) for r in results]
-        if (not found or found[0] == GRAPH) and (nodes := self.nodes_of(results, origins)):
-            found[:1] = [self.names.of_node(nodes[-1])]
-        over = [f", over {self.operand(t)}" if t is not None else "" for t in into] or [""] * len(results)
-        below = [
-            Line(f"gives {'' if name == found[0] else f'{name} '}{self.type(t)}{o}")
-            for name, t, o in zip(found, types, over, strict=True)
-            if t is not None
-        ]
-        return (found[0] if found else next((o.op for o in origins), GRAPH)), below
+    def name(self, result: str, where: _Where) -> str:
+        """What the node is called that a result is made of."""
+        return self.names.of_node(self.node(where.short(result), where))
 
-    def operand(self, name: str) -> str:
-        node = self.layers.node(name)
-        return self.names.of_node(node) if node else "an input"
+    def node(self, short: str, where: _Where) -> str:
+        """The node of a result of the few layers, where it is."""
+        node = self.names.node(short)
+        return node if where.by is None else self.layers.moved(node, where.by)
 
-    def nodes_of(self, results: Sequence[str], origins: Sequence[Origin]) -> list[str]:
-        """The nodes that a call is made of, those of the layer that it stands in."""
-        nodes = [n for o in origins if (n := self.names.at(o.place))]
-        shift = self.layers.shift(results, nodes)
-        moved = (self.layers.moved(n, shift) for n in nodes)
-        return sorted((n for n in moved if n), key=lambda n: self.names.rank(self.names.of_node(n)))
+    def operand(self, name: str, where: _Where) -> str:
+        found = self.name(name, where)
+        return "an input" if found == GRAPH else found
 
-    def computed(self, results: Sequence[str], origins: Sequence[Origin]) -> list[str]:
-        """The ops that a kernel computes, by where they stand."""
+    def computed(self, call: CallTensor, where: _Where) -> list[str]:
+        """The ops that a kernel computes, by where they stand: all between its operands and its results."""
+        makers = makers_of(self.stages.graph)
+
+        def known(name: str) -> str:
+            base = where.short(name)
+            while base and base not in makers and base not in inputs:  # passes over calls have added to it
+                base = base.rpartition("_")[0]
+            return base
+
+        inputs = {i.name for i in self.stages.graph.inputs}
+        given, waiting = set(map(known, call.args)), [known(r) for r in call.names]
+        found = {self.node(where.short(r), where) for r in call.names}
+        seen = set(waiting)
+        while waiting:
+            node = makers.get(waiting.pop())
+            if node is None or isinstance(node, (Library, CallTensor, CallRegion)):
+                continue
+            if not isinstance(node, View):
+                found.add(self.node(node.names[0], where))
+            for name in uses(node):
+                if name not in seen and name not in given:
+                    seen.add(name)
+                    waiting.append(name)
         by_scope: dict[str, dict[str, None]] = {}
-        for node in self.nodes_of(results, origins):
-            scope, _, op = self.names.of_node(node).partition(": ")
+        for name in sorted({self.names.of_node(n) for n in found if n}, key=self.names.rank):
+            scope, _, op = name.partition(": ")
             by_scope.setdefault(scope, {})[op] = None
-        return [f"{scope}: {', '.join(ops)}" for scope, ops in by_scope.items()]
+        return [f"{scope}: {', '.join(ops)}" for scope, ops in by_scope.items() if ops]
 
     def type(self, kind: TensorType) -> str:
         shape = ", ".join(map(self.size, kind.shape))
@@ -154,11 +186,11 @@ class _Told:
         return text if kind.device == self.device else f"{text} on {kind.device}"
 
     def size(self, size: sympy.Expr | int) -> str:
-        return size_text(size, self.graph.symbols)
+        return size_text(size, self.stages.fusion.graph.symbols)
 
     # --- decisions ------------------------------------------------------------------------------------------------
 
-    def decisions(self) -> Iterator[Line]:
+    def decisions(self) -> Iterator[LockLine]:
         """Decisions by place, places in the order of the model."""
         found: dict[str, dict[str, None]] = {}
         for record in self.stages.decisions:
@@ -171,7 +203,7 @@ class _Told:
         for place, text in self.roundings():
             found.setdefault(place, {})[text] = None
         for place in sorted(found, key=lambda p: (self.names.rank(p), p)):
-            yield Line(place, tuple(Line(text) for text in sorted(found[place])))
+            yield LockLine(place, tuple(LockLine(text) for text in sorted(found[place])))
 
     def each(self, record: DecisionRecord, at: str, beside: str) -> Iterator[tuple[str, str]]:
         """A decision at all places that it stands for."""
@@ -192,14 +224,14 @@ class _Told:
 
     # --- schedules ------------------------------------------------------------------------------------------------
 
-    def schedules(self) -> Iterator[Line]:
+    def schedules(self) -> Iterator[LockLine]:
         """The schedule of each kernel, in the order of their hashes."""
         known = {s.workload: s for b in self.stages.kernels.values() if (s := told_schedule(b)) is not None}
         for workload in sorted(known):
             schedule = known[workload]
-            yield Line(
+            yield LockLine(
                 f"{workload[:DIGITS]} on {schedule.target}: {schedule.rule}, {schedule.by}",
-                tuple(map(Line, schedule.steps)),
+                tuple(map(LockLine, schedule.steps)),
             )
 
 
@@ -228,6 +260,10 @@ def size_text(size: sympy.Expr | int, table: SymbolTable) -> str:
         s: sympy.Symbol(f"n{k}", integer=True) for k, s in enumerate(table.symbols)
     }
     return str(size.xreplace(dict(numbered)))
+
+
+def _same(name: str) -> str:
+    return name
 
 
 def _rounds(value: object) -> Iterator[str]:

@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 from torch import fx
 
-from ...ir.errors import MlcError
 from ...ir.target import Target
 from ...runtime.cache.fingerprint import key_of
 from ...runtime.settings.options import Options, option_specs, typed_value
@@ -21,7 +20,7 @@ from .differences import difference, model_lines
 from .lock_store import read_lock, section_name, sections_of, write_section, written_sections
 from .lock_text import LockError, Section
 from .locked import SectionWays, schedules_of
-from .names import Names
+from .names import NodeNames
 
 # Settings that say where decisions come from, or are told elsewhere.
 _UNTOLD = ("tune", "target", "verify", "strict", "threads", "decisions", "numerics")
@@ -33,13 +32,13 @@ class GraphLock:
     for which inputs, and which part of that."""
 
     name: str
-    names: Names
+    names: NodeNames
 
     def within(self, node: fx.Node, body: fx.GraphModule) -> GraphLock:
         """That of a body of control flow, which a node of the graph reads."""
         reader = next(iter(node.users), node)
         places = [str(k) for k, a in enumerate(reader.args) if a is node]
-        names = Names()
+        names = NodeNames()
         names.take(body)
         return GraphLock(f"{self.name}, {self.names.of_node(reader.name)} argument {'/'.join(places)}", names)
 
@@ -76,7 +75,7 @@ class OpenLock:
 
     path: Path
     name: str
-    names: Names
+    names: NodeNames
     options: Options
     ways: LockedWays | None = None
     content: str = ""
@@ -158,7 +157,7 @@ def _targets(options: Options, devices: Iterable[str]) -> list[Target]:
     return [target_for(d, options.target, options.threads, options.cpu_products, options.libraries) for d in devices]
 
 
-def _nearest(sections: Sequence[Section], names: Names) -> Section | None:
+def _nearest(sections: Sequence[Section], names: NodeNames) -> Section | None:
     """Of several sections of a name that which tells most of this graph's nodes."""
     if len(sections) < 2:
         return sections[0] if sections else None

@@ -34,11 +34,11 @@ class LockFileError(LockError):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LockLine:
     """A line and what is indented below it; ``number`` is where it stands in its file, 0 for nowhere."""
 
     text: str
-    below: tuple[Line, ...] = ()
+    below: tuple[LockLine, ...] = ()
     number: int = field(default=0, compare=False)
 
     def written(self, level: int = 0) -> Iterator[str]:
@@ -78,10 +78,10 @@ class Section:
         """The lines without comments, and without who decided: equal for equal decisions."""
         return [_BY.sub("", line) for line in self.lines if _is_content(line)]
 
-    def tree(self) -> dict[str, tuple[Line, ...]]:
+    def tree(self) -> dict[str, tuple[LockLine, ...]]:
         """The lines below each part. Raises LockFileError for lines that are no part of a lock file."""
         (top,) = _nested(self.lines, self.number, self._fault)
-        found: dict[str, tuple[Line, ...]] = {}
+        found: dict[str, tuple[LockLine, ...]] = {}
         for part in top.below:
             if part.text not in PARTS:
                 raise self._fault(part.number, f"{part.text!r} is no part of a section: {', '.join(PARTS)}")
@@ -188,7 +188,7 @@ def _with_comments(lines: Sequence[str], at: int) -> int:
     return at
 
 
-def _nested(lines: Sequence[str], begin: int, fault: object) -> list[Line]:
+def _nested(lines: Sequence[str], begin: int, fault: object) -> list[LockLine]:
     """Lines with those indented below each."""
     assert callable(fault)
     found: list[tuple[int, str, int]] = []
@@ -203,10 +203,10 @@ def _nested(lines: Sequence[str], begin: int, fault: object) -> list[Line]:
     return _below(found, 0, len(found), 0)
 
 
-def _below(found: Sequence[tuple[int, str, int]], start: int, end: int, level: int) -> list[Line]:
+def _below(found: Sequence[tuple[int, str, int]], start: int, end: int, level: int) -> list[LockLine]:
     tops = [k for k in range(start, end) if found[k][0] == level]
     ends = [*tops[1:], end][: len(tops)]
     return [
-        Line(found[k][1], tuple(_below(found, k + 1, until, level + 1)), found[k][2])
+        LockLine(found[k][1], tuple(_below(found, k + 1, until, level + 1)), found[k][2])
         for k, until in zip(tops, ends, strict=True)
     ]

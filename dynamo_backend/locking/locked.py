@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ...scheduler.schedule.overrides import Override
 from .decided import USUAL
 from .lock_text import SCHEDULES, LockedDecision, LockFileError, Section, fault
-from .names import Names
+from .names import NodeNames
 from .steps import parsed_trace
 
 _SCHEDULE = re.compile(r"(?P<workload>[0-9a-f]{6,64}) on (?P<target>\S+): (?P<rule>.+), by [a-z ]+")
@@ -19,7 +19,7 @@ class SectionWays:
     """Decisions of a section, as a decider asks for them (``LockedWays``)."""
 
     section: Section
-    names: Names
+    names: NodeNames
     _known: dict[tuple[str, str, str], list[LockedDecision]] = field(init=False, repr=False)
     # Results that have one name, in the order in which they were asked about.
     _asked: dict[tuple[str, str, str], dict[tuple[str, str], int]] = field(default_factory=dict, init=False, repr=False)

@@ -6,14 +6,14 @@ from __future__ import annotations
 import operator
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import fx
 
 from ...runtime.cache.fingerprint import key_of
-from ..repeats.layers import HEAD, TAIL, Layers
+from ..repeats.layers import HEAD, Layers
 from ..tracing.origins import origins_of
 
 # What Dynamo's path of a module has that the model's has not: L['self']._modules['layers']._modules['0'].
@@ -24,8 +24,8 @@ GRAPH = "the graph"
 
 
 @dataclass(slots=True)
-class Names:
-    """Names of the nodes of an ATen graph, as it is when ``take`` is called; what had a name before keeps it.
+class NodeNames:
+    """NodeNames of the nodes of an ATen graph, as it is when ``take`` is called; what had a name before keeps it.
 
     A name is the path of the module that a node stands in ("layers.0.attn"), or the function where there is none, then
     the op, and which of several of that op it is: ``layers.0.attn: mm #2``. With ``from_operands`` a node of no module
@@ -41,13 +41,10 @@ class Names:
     _paths: dict[str, tuple[int, str]] = field(default_factory=dict)
     _rank: dict[str, int] = field(default_factory=dict)
     _counts: Counter[str] = field(default_factory=Counter)
-    _places: list[str] = field(default_factory=list)
 
     def take(self, gm: fx.GraphModule) -> None:
         """Name what a graph has and had not before."""
-        nodes = list(gm.graph.nodes)
-        self._places = [n.name for n in nodes]
-        for node in nodes:
+        for node in gm.graph.nodes:
             if node.op == "call_function" and node.name not in self._by_node:
                 source = "".join(o.source for o in origins_of(node, ""))
                 name = self._named(node, source)
@@ -97,11 +94,6 @@ class Names:
         """What a result's name has behind that of its node."""
         return result.removeprefix(node).strip("_") if node else ""
 
-    def at(self, place: int) -> str:
-        """The node at a place of the graph that was named last, "" where it has none."""
-        name = self._places[place] if 0 <= place < len(self._places) else ""
-        return name if name in self._by_node else ""
-
     def rank(self, name: str) -> int:
         """Where a name stands in the order of the graph."""
         found = self._rank.get(name)
@@ -118,55 +110,60 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class LayerNames:
-    """Names of what a few layers of a graph stand for (``repeats``)."""
+    """NodeNames of what a few layers of a graph stand for (``repeats``)."""
 
-    names: Names
+    names: NodeNames
     layers: Layers | None
-    # The nodes of results of layers that are written out.
-    _written: dict[str, str] = field(default_factory=dict)
 
-    def called(self, result: str, call: int) -> str:
-        """A name for a result of the layer that stands for others in one of these, so many layers on."""
-        if not call:
+    def beyond(self, results: Iterable[str]) -> tuple[int, bool]:
+        """How many layers on a call lies of the like one of the few layers, and whether its own was left out."""
+        if self.layers is not None:
+            for node in map(self.names.node, results):
+                if node in self.layers.slots:
+                    layer = self.layers.slots[node][1]
+                    left_out = HEAD <= layer < HEAD + self.layers.left_out
+                    return (layer - (HEAD - 1) if left_out else layer - self._short(layer)), left_out
+        return 0, False
+
+    def before(self, result: str, by: int) -> str:
+        """What a result is called in the few layers, so many layers back."""
+        node = self.names.node(result)
+        if self.layers is None or node not in self.layers.slots:
             return result
-        name = f"{result} of {call}"
-        self._written[name] = self.moved(self.names.node(result), call)
-        return name
-
-    def node(self, result: str) -> str:
-        """The node that a result is made of, in the layer that it stands in."""
-        found = self._written.get(result)
-        return self.names.node(result) if found is None else found
+        slot, layer = self.layers.slots[node]
+        there, row = layer - by, self.layers.names[slot]
+        base = row[there if there < HEAD else there + self.layers.left_out] if there >= 0 else None
+        return result if base is None else base + result.removeprefix(node)
 
     def moved(self, node: str, by: int) -> str:
-        """What a node is called so many layers on, "" where there is no such layer; itself outside of layers."""
+        """What a node of the few layers is called, those counted one after the other, so many layers on: "" where there
+        is no such layer; itself outside of layers."""
         if self.layers is None or node not in self.layers.slots:
             return node
         slot, layer = self.layers.slots[node]
-        row = self.layers.names[slot]
-        return (row[layer + by] or "") if 0 <= layer + by < len(row) else ""
+        row, there = self.layers.names[slot], self._short(layer) + by
+        return (row[there] or "") if 0 <= there < len(row) else ""
 
-    def of(self, result: str, by: int = 0) -> str:
+    def of(self, result: str, by: int) -> str:
         """The name of a result so many layers on."""
         node = self.names.node(result)
         return self.names.of_ending(self.moved(node, by), self.names.ending(result, node))
 
-    def shift(self, results: Iterable[str], nodes: Sequence[str]) -> int:
-        """How many layers lie between nodes and the call that makes results, which is made of them."""
-        if self.layers is None:
-            return 0
-        known = {self.layers.slots[n][0]: self.layers.slots[n][1] for n in nodes if n in self.layers.slots}
-        for node in map(self.node, results):
-            if node in self.layers.slots and (slot := self.layers.slots[node][0]) in known:
-                return self.layers.slots[node][1] - known[slot]
-        return 0
-
     def each(self, result: str) -> range:
-        """So many layers on lie those that a result stands for."""
+        """So many layers on lie those that a result of the few layers stands for."""
         node = self.names.node(result)
-        if self.layers is None or node not in self.layers.slots or self.layers.slots[node][1] != HEAD - 1:
+        if self.layers is None or node not in self.layers.slots:
             return range(1)
-        return range(self.layers.count - TAIL - (HEAD - 1))
+        layer = self.layers.slots[node][1]
+        if layer == HEAD - 1:
+            return range(self.layers.left_out + 1)
+        by = layer - self._short(layer)
+        return range(by, by + 1)
+
+    def _short(self, layer: int) -> int:
+        """Which of the few layers a layer is."""
+        assert self.layers is not None
+        return layer if layer < HEAD else layer - self.layers.left_out
 
 
 def path_of(stack: Mapping[str, Any]) -> str:
@@ -181,10 +178,15 @@ def path_of(stack: Mapping[str, Any]) -> str:
 def function_name(name: str) -> str:
     """The function that a frame runs; one that goes on behind a graph break is that function, resumed."""
     found = _RESUMED.fullmatch(name)
-    return f"{found[1]}, resumed" if found else name.replace("<locals>.", "")
+    return f"{found[1]}, resumed" if found else name
+
+
+def is_resumed(name: str) -> bool:
+    """Whether a frame goes on behind a graph break."""
+    return _RESUMED.fullmatch(name) is not None
 
 
 def _op(target: Any) -> str:
     schema = getattr(target, "_schema", None)
-    name = schema.name if schema is not None else getattr(target, "__name__", str(target))
-    return str(name).removeprefix("aten::")
+    called = schema.name if schema is not None else getattr(target, "__name__", str(target))
+    return str(called).removeprefix("aten::")

@@ -13,7 +13,7 @@ from torch._dynamo.symbolic_convert import InstructionTranslator
 
 from ...runtime.settings.options import Options
 from .graph_lock import GraphLock
-from .names import Names, function_name
+from .names import NodeNames, function_name, is_resumed
 
 # So many inputs are told; of others there is a digest.
 _MOST = 6
@@ -34,7 +34,7 @@ class LockScope:
 
     def graph(self, kind: str, gm: fx.GraphModule) -> GraphLock:
         """The lock of a graph of AOTAutograd, "forward", "backward" or "inference"."""
-        names = Names(from_operands=kind == "backward")
+        names = NodeNames(from_operands=kind == "backward")
         names.take(gm)
         return GraphLock(f"{self.name} {kind}", names)
 
@@ -47,20 +47,20 @@ def _function(gm: fx.GraphModule) -> str:
         return "forward"
     code, model = tx.f_code, tx.f_locals.get("self")
     name = function_name(code.co_name)
-    if name.endswith("resumed"):
-        name += _begins(gm)
+    if is_resumed(code.co_name):
+        name += _begins(gm, name)
     return f"{type(model).__name__}.{name}" if isinstance(model, torch.nn.Module) else name
 
 
-def _begins(gm: fx.GraphModule) -> str:
-    """Where a graph behind a break begins."""
-    names = Names()
+def _begins(gm: fx.GraphModule, function: str) -> str:
+    """Where a graph of a function behind a break begins."""
+    names = NodeNames()
     names.take(gm)
     first = next((n for n in gm.graph.nodes if n.op == "call_function"), None)
     if first is None:
         return ""
     where, _, op = names.of_node(first.name).partition(": ")
-    return f" at {op}" if where.endswith("resumed") else f" at {where}: {op}"
+    return f" at {op}" if where == function else f" at {where}: {op}"
 
 
 def _inputs(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str:

@@ -1,4 +1,4 @@
-"""What is in a lock file, as tables: of each graph its calls, what makes most bytes first, and what was decided there."""
+"""What is in a lock file, as tables: of each graph its calls, what makes most bytes first, and what was decided."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from rich.filesize import decimal
 
 from ...runtime.plain_text import counted
-from .lock_text import CALLS, DECISIONS, SAVED, SCHEDULES, SETTINGS, Line, LockText, Section
+from .lock_text import CALLS, DECISIONS, SAVED, SCHEDULES, SETTINGS, LockLine, LockText, Section
 
 _TYPE = re.compile(r"(?P<dtype>[a-z]\w+)\[(?P<shape>[^\]]*)\]")
 
@@ -39,7 +39,7 @@ def _section(section: Section) -> Iterator[str]:
     decided = {line.text: line.below for line in parts.get(DECISIONS, ())}
     rows: list[tuple[Stake, str, str, str]] = []
     for call in parts.get(CALLS, ()):
-        what, _, place = call.text.partition(" ")
+        _, _, place = call.text.partition(" ")
         runs = next((b.text.removeprefix("runs ") for b in call.below if b.text.startswith("runs ")), "")
         rows.append((stake_of(call), call.text, runs, _told(decided.pop(place, ()))))
     calls = len(rows)
@@ -54,7 +54,7 @@ def _section(section: Section) -> Iterator[str]:
     yield from _table(("bytes", "place", "runs", "decided"), [(str(a), b, c, d) for a, b, c, d in rows])
 
 
-def stake_of(call: Line) -> Stake:
+def stake_of(call: LockLine) -> Stake:
     """What a call makes."""
     total, sizes = 0, dict[str, None]()
     for line in call.below:
@@ -70,7 +70,7 @@ def stake_of(call: Line) -> Stake:
     return Stake(total, tuple(sizes))
 
 
-def _told(below: Sequence[Line]) -> str:
+def _told(below: Sequence[LockLine]) -> str:
     return ", ".join(line.text for line in below)
 
 

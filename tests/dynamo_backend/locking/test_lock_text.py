@@ -114,7 +114,9 @@ def test_steps_read_back(text: str) -> None:
     assert str(parsed_step(text)) == text
 
 
-@pytest.mark.parametrize("text", ["", "s.parallel(", "parallel('x')", "s.parallel('x')", "import os", "s.f(x=open('y'))"])
+@pytest.mark.parametrize(
+    "text", ["", "s.parallel(", "parallel('x')", "s.parallel('x')", "import os", "s.f(x=open('y'))"]
+)
 def test_what_is_no_step(text: str) -> None:
     with pytest.raises(ValueError, match="is no step of a schedule"):
         parsed_step(text)
