@@ -14,6 +14,10 @@ from .near import Commands, tell
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
+class _Unreadable(click.ClickException):
+    exit_code = 2  # 1 says that files differ
+
+
 @click.group(cls=Commands)
 def lock() -> None:
     """Lock files: what was decided for the graphs of a model (docs/lock.md)."""
@@ -23,11 +27,12 @@ def lock() -> None:
 @click.argument("file", type=_FILE)
 def show(file: Path) -> None:
     """Print a table of each graph in FILE: its calls, what makes most bytes first, and what was decided there."""
+    text = _read(file)
     try:
-        for line in shown(_read(file)):
+        for line in shown(text):
             tell(line)
     except LockError as error:
-        raise click.ClickException(str(error)) from error
+        raise _Unreadable(str(error)) from error
 
 
 @lock.command()
@@ -56,6 +61,4 @@ def _read(path: Path) -> LockText:
     try:
         return read_lock(path)
     except LockError as error:
-        failure = click.ClickException(str(error))
-        failure.exit_code = 2  # 1 says that files differ
-        raise failure from error
+        raise _Unreadable(str(error)) from error

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.dynamo_backend.locking.stable import COUNT, cases
+from torch_mlc.dynamo_backend.locking.lock_text import LockText
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -38,6 +39,20 @@ def test_small_models_with_a_cold_and_a_warm_cache(tmp_path: Path) -> None:
     warm = written(tmp_path / "b", tmp_path / "cache", 2, "small")
     assert len(cold) == len([name for name in cases() if "small" in name])
     same(cold, warm)
+
+
+def test_processes_write_one_file(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from torch_mlc.dynamo_backend.locking.lock_store import write_section\n"
+        "from torch_mlc.dynamo_backend.locking.lock_text import Section\n"
+        "for k in range(12): write_section(Path(sys.argv[1]), Section.of(f'g{sys.argv[2]}.{k}', ['  calls']))"
+    )
+    path = tmp_path / "model.mlc.lock"
+    running = [subprocess.Popen([sys.executable, "-c", code, str(path), str(k)], cwd=ROOT) for k in range(4)]
+    assert [process.wait() for process in running] == [0] * 4
+    assert len(LockText.parse(path.read_text(), path).sections) == 4 * 12
+    assert [p.name for p in tmp_path.iterdir()] == [path.name], "something was left beside the file"
 
 
 @pytest.mark.slow
