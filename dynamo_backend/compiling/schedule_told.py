@@ -38,7 +38,10 @@ class ScheduleTold:
     def of(cls, code: KernelCode) -> ScheduleTold | None:
         """What is kept with code; None where nothing is."""
         kept = code.meta.get(_KEPT)
-        return None if kept is None else cls(*kept[:4], tuple(kept[4]))
+        if kept is None:
+            return None
+        workload, target, rule, by, steps = kept
+        return cls(workload, target, rule, by, tuple(steps))
 
 
 def with_schedule(code: KernelCode, nest: LoopNest, schedule: Schedule, target: Target, source: ChosenBy) -> KernelCode:
