@@ -7,7 +7,21 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-PHASES = ("key", "import", "passes", "fuse", "lower", "schedule", "tune", "emit", "compile", "cache", "host", "load")
+PHASES = (
+    "key",
+    "import",
+    "passes",
+    "fuse",
+    "lower",
+    "schedule",
+    "tune",
+    "emit",
+    "compile",
+    "cache",
+    "host",
+    "load",
+    "lock",
+)
 
 
 class PhaseTimer:

@@ -37,12 +37,12 @@ class PassContext:
 
     def decide(
         self, kind: str, key: Callable[[], str], options: Sequence[Alternative], default: str, *, at: str = "",
-        nbytes: int = 0, reason: str = "",
+        nbytes: int = 0, reason: str = "", beside: str = "",
     ) -> str:  # fmt: skip
         """The way to take at a place, as ``Decider.decide`` says: ``default`` unless somebody chose otherwise."""
         if self.decider is None:
             return default
-        return self.decider.decide(kind, key(), options, default, at=at, nbytes=nbytes, reason=reason)
+        return self.decider.decide(kind, key, options, default, at=at, nbytes=nbytes, reason=reason, beside=beside)
 
 
 # What holds where nobody says otherwise.

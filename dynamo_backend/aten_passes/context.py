@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import fx
@@ -58,7 +59,8 @@ class AtenContext:
         """Whether the first of two ways is taken at a place, which some sizes and types tell; by cost it ``pays``."""
         if self.decider is None:
             return pays
-        key, default = text_key(map(str, place)), ways[0 if pays else 1].name
+        default = ways[0 if pays else 1].name
+        key = partial(text_key, map(str, place))
         return self.decider.decide(kind, key, ways, default, at=at, nbytes=nbytes) == ways[0].name
 
 

@@ -110,7 +110,7 @@ def is_cacheable(options: Options, gm: fx.GraphModule, example_inputs: Sequence[
     single operation gain by it: one of a linear layer takes 15 ms instead of 55, and 15 more where it is new.
     """
     wanted = options.shows_stages or options.memory_limit is not None or options.retunes or options.verify > 1
-    if not options.cache or wanted or options.schedules is not None:
+    if not options.cache or wanted or options.schedules is not None or options.lock is not None:
         return False
     # AOTAutograd may take a plain float for a constant, with a guard that no entry holds: only those of integers are.
     values = [n.meta.get("example_value") for n in gm.graph.nodes]

@@ -16,6 +16,7 @@ COMMANDS = {
     "export": ("cli.export", "Write a program of torch.export as a library that runs without Python and torch."),
     "cache": ("cli.cache", "List or clear the disk cache."),
     "tune": ("cli.tune", "What tuning has measured: show, list, share, verify, clear; train the cost model."),
+    "lock": ("cli.lock", "Lock files, what was decided for a model: show one, compare two."),
     "options": ("cli.options", "Every setting, its value here and where that comes from."),
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from ...codegen.host.capture import CapturePlan
 from ...codegen.host.python.dispatch import variable
@@ -27,9 +27,12 @@ from ...runtime.settings.options import Options
 from ...runtime.timing import PhaseTimer
 from ...scheduler.decisions import DecisionRecord
 from ...scheduler.fusion.fusion import Fusion
+from ..repeats.layers import Layers
 from .host_programs import HostCode, Keep, stored_host_code
 from .kernels import KernelBuild
 
+# By the part of a graph that they are about, "" for all of it: lines of a lock file.
+LockLines: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
 # Where the record of a program in front of several has their names and keys, by their numbers.
 VARIANTS = "variants"
 
@@ -49,7 +52,8 @@ class Stages:
     """Every stage of a graph that was compiled here: what reports are made of.
 
     Of layers that repeat, ``imported`` and ``graph`` have a few; ``fusion`` calls the kernels of all. ``steps`` are the
-    record: what was done, in order; ``decisions`` what costs or others decided, where that was asked for.
+    record: what was done, in order; ``decisions`` what costs or others decided, where that was asked for. ``layers``
+    says what a few layers stand for.
 
     A graph with ``variants`` runs one of those by its sizes, as ``proof`` says exactly one. Then ``imported`` and
     ``graph`` are those for all sizes, and ``fusion``, ``kernels`` and ``program`` those of the typical variant.
@@ -62,6 +66,7 @@ class Stages:
     program: HostProgram
     steps: tuple[StepRecord, ...] = ()
     decisions: tuple[DecisionRecord, ...] = ()
+    layers: Layers | None = None
     variants: tuple[Variant, ...] = ()
     proof: str = ""
 
@@ -111,7 +116,8 @@ class CompiledGraph:
     ``key`` is that of the program in the cache, "" where it is not there. ``kept`` is all that another process needs to
     run it; None where ATen ops run in place of a kernel. ``capture`` tells how its launches can be
     captured, ``python`` what of a host program that was to be native is not, and why. ``recipe`` makes the last inputs
-    of ``call``, which do not change between calls.
+    of ``call``, which do not change between calls. ``lock`` are the lines of its sections of a lock file, where one is
+    asked for.
     """
 
     name: str
@@ -128,6 +134,7 @@ class CompiledGraph:
     python: str = ""
     recipe: Recipe | None = field(default=None, repr=False)
     variants: tuple[CompiledGraph, ...] = field(default=(), repr=False)
+    lock: LockLines = field(default=(), repr=False)
 
     @property
     def is_self_contained(self) -> bool:
@@ -180,7 +187,8 @@ def stored_graph(
     say(options.log, "cache", lambda: f"{name}: program of {record['launches']} kernels found")
     say(options.log, "timing", lambda: f"{name}: {timer}")
     taken, kept = tuple(record["overridden"]), Program(record, tuple(c for c in codes.values() if c is not None), host)
-    return CompiledGraph(name, told, call, timer, overridden=taken, key=key, kept=kept, capture=capture)
+    locked = tuple((str(part), tuple(map(str, lines))) for part, lines in record.get("lock", ()))
+    return CompiledGraph(name, told, call, timer, overridden=taken, key=key, kept=kept, capture=capture, lock=locked)
 
 
 def _stored_variants(

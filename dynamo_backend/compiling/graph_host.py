@@ -13,7 +13,7 @@ from ...runtime.compile.compilers import Compilers, workers_for
 from ...runtime.gpu.capture import GRAPH_DEVICES
 from ...runtime.host.executable import Boxed
 from ..aten_passes.views.negations import with_bits
-from .compiled import Program, keeper, with_captures
+from .compiled import LockLines, Program, keeper, with_captures
 from .graph_kernels import Kernels, called, is_other, loaded_kernels, overridden, start_kernels, uses_of, variables_of
 from .host_passes import HOST, HostContext
 from .host_programs import CODE, HostCode, host_code
@@ -35,7 +35,9 @@ class Hosted:
 
 def built(job: Job, plan: Plan, tuning: Tuning) -> tuple[dict[str, KernelBuild], Hosted]:
     """The kernels of a graph, by function, and the host program around them."""
-    made_by = KernelPlan(job.options, job.settings, job.store, job.timer, tuning, job.run, job.fresh)
+    made_by = KernelPlan(
+        job.options, job.settings, job.store, job.timer, tuning, job.run, job.fresh, job.options.lock is not None
+    )
     workers = workers_for(len(called(plan.fusion)), job.options.compile_workers)
     with Compilers(beside=tuning.budget is None, workers=workers) as compilers:
         started = start_kernels(plan.fusion, made_by, compilers)
@@ -83,8 +85,8 @@ def loaded(
         return with_captures(call, capture, job.options, job.region, job.name, job.lazy)
 
 
-def program_of(job: Job, host: Hosted, kernels: Mapping[str, KernelBuild]) -> Program | None:
-    """What is kept of the program; None where no other process can run it."""
+def program_of(job: Job, host: Hosted, kernels: Mapping[str, KernelBuild], lock: LockLines = ()) -> Program | None:
+    """What is kept of the program, with the lines of a ``lock`` file; None where no other process can run it."""
     if any(b.code is None for b in kernels.values()):
         return None
     variables = variables_of(kernels)
@@ -97,5 +99,6 @@ def program_of(job: Job, host: Hosted, kernels: Mapping[str, KernelBuild]) -> Pr
         "capture": asdict(host.capture),
         "lazy": [astuple(x) for x in job.lazy],
         "devices": job.devices,
+        **({"lock": [[part, [*lines]] for part, lines in lock]} if lock else {}),
     }
     return Program(record, tuple(b.code for b in kernels.values() if b.code is not None), host.code)

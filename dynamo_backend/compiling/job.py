@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import fx
@@ -15,7 +15,7 @@ from ...runtime.compile.kernels import KernelStore
 from ...runtime.host.lazy_bits import Lazy
 from ...runtime.settings.options import Options
 from ...runtime.timing import PhaseTimer
-from ...scheduler.decisions import Decider
+from ...scheduler.decisions import Decider, LockedWays
 from ..importing.regions import attribute
 from ..tracing.origins import lines_of
 from .compiled import CompiledGraph
@@ -27,8 +27,9 @@ class Job:
 
     ``regions`` are the bodies of its control flow, by the node that reads them; ``lazy`` the inputs that may come with
     bits; ``outside`` by name what decides its code besides itself, and ``settings`` what of that decides its kernels'.
-    ``decider`` is asked about decisions; without one they are taken by cost, and not recorded. It is compiled for the
-    sizes ``within`` a region.
+    ``decider`` is asked about decisions; without one they are taken by cost, and not recorded. ``locked`` are those
+    that a lock file has fixed; ``called_after`` is told what results are made of (``import_graph``). It is compiled for
+    the sizes ``within`` a region.
     """
 
     gm: fx.GraphModule
@@ -50,6 +51,8 @@ class Job:
     store: KernelStore
     decider: Decider | None = None
     within: SizeRegion = ANYWHERE
+    locked: LockedWays | None = None
+    called_after: dict[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def lines(self) -> Lines:

@@ -38,6 +38,7 @@ from ..verify.verify_graph import WrongResultError
 from ..verify.verify_kernel import verify_kernel
 from .lighter import fitting_code, written_as
 from .pass_lists import pass_lists
+from .schedule_told import ScheduleTold, with_schedule
 from .tuning import BY_DEFAULT, BY_HAND, Choice, Tuning
 
 _LOG = logger(__name__)
@@ -124,7 +125,8 @@ class ByHand:
 class KernelPlan:
     """How kernels are made in one compilation. ``fresh`` looks at no cache, so that every stage can be shown.
 
-    Nor is code from a cache taken while kernels are tuned; what is tuned takes its place.
+    Nor is code from a cache taken while kernels are tuned; what is tuned takes its place. ``tells``: schedules are kept
+    with the code, and code without one is made anew.
     """
 
     options: Options
@@ -134,6 +136,7 @@ class KernelPlan:
     tuning: Tuning
     run: Runner
     fresh: bool = False
+    tells: bool = False
 
     @property
     def makes_anew(self) -> bool:
@@ -174,12 +177,16 @@ def start_kernel(
         compiled = partial(_compiled, target=target, key=key, library=library, run=compilers.run_triton)
     except Exception as error:  # whatever goes wrong in there, the graph can still run
         return StartedKernel.of(_failed(function, target, plan, key, origins, error, override))
+    choice = BY_HAND if by_hand is not None else plan.tuning.choices.get(function.name, BY_DEFAULT)
+    by = choice.source
 
     def make() -> KernelCode:
         with plan.store.lock(KIND_KERNEL, key):
             code = _stored(key, plan, by_hand)  # by another process, meanwhile
             if code is None:
                 code = compiled(written) if by_hand else fitting_code(nest, target, chosen, written, compiled)
+                if plan.tells:
+                    code = with_schedule(code, nest, written_as(code, nest, target, chosen, written)[0], target, by)
                 if not plan.options.verify:
                     _keep(code, plan, function, target)
             return code
@@ -192,10 +199,11 @@ def start_kernel(
                 except (CancelledError, StoppedError):  # by another graph, which failed
                     code = make()
             schedule, source = written_as(code, nest, target, chosen, written)
+            if plan.tells:  # begun for somebody who does not
+                code = with_schedule(code, nest, schedule, target, by)
             if source is not None and source is not written:  # with smaller tiles
                 plan.run.dump("lighter_schedule", SCHEDULE, schedule)
                 plan.run.dump("lighter_emit", SOURCE[target.is_gpu], source)
-            choice = BY_HAND if by_hand is not None else plan.tuning.choices.get(function.name, BY_DEFAULT)
             built = KernelBuild(function, target, key, code, nest, schedule, source, override=override, choice=choice)
             if plan.options.verify:
                 _verify(built, origins)
@@ -250,7 +258,8 @@ def _stored(key: str, plan: KernelPlan, by_hand: ByHand | None) -> KernelCode | 
     # While kernels are tuned, code from a cache is not what will be found; what a user wrote stays what it is.
     if plan.fresh or plan.options.shows_stages or (plan.makes_anew and by_hand is None):
         return None
-    return plan.store.code(key)
+    code = plan.store.code(key)
+    return None if code is not None and plan.tells and ScheduleTold.of(code) is None else code
 
 
 def _written(

@@ -42,6 +42,7 @@ class Plan:
     graph: Graph
     fusion: Fusion
     is_whole: bool = True
+    layers: Layers | None = None
 
 
 def plan_of(job: Job, key: GraphKey | None) -> Plan:
@@ -61,8 +62,8 @@ def plan_of(job: Job, key: GraphKey | None) -> Plan:
 
 def _plan_of_layers(job: Job, layers: Layers) -> Plan | None:
     """None where what came out of the layers is not alike."""
-    options, called_after = job.options, dict[str, str]()
-    plan = replace(_fused(job, layers, called_after), is_whole=False)
+    options, called_after = job.options, job.called_after
+    plan = replace(_fused(job, layers), is_whole=False, layers=layers)
     few = FewLayers(job.gm, layers, job.static, called_after)
     found, told = None, ""
     if not (options.tune is True or options.memory_limit is not None or job.region):
@@ -84,15 +85,16 @@ def _of_all(job: Job, plan: Plan, few: FewLayers) -> Plan | None:
             return None
 
 
-def _fused(job: Job, layers: Layers | None = None, called_after: dict[str, str] | None = None) -> Plan:
-    """The graph, or a few layers of it, fused; ``called_after`` is told what names are made of."""
+def _fused(job: Job, layers: Layers | None = None) -> Plan:
+    """The graph, or a few layers of it, fused; the job is told what names are made of."""
+    job.called_after.clear()
     options, phase, lists = job.options, job.timer.phase, pass_lists()
     context = context_of(options, decider=job.decider)
     with phase("import"):
         imported = job.run.step(
             GRAPH, import_graph, job.gm, job.example_inputs, fallback_random=options.fallback_random,
             numerics=options.numerics, libraries=options.libraries != "none", static=job.static, name=job.name,
-            skipped=layers.skipped if layers is not None else {}, called_after=called_after, decider=job.decider,
+            skipped=layers.skipped if layers is not None else {}, called_after=job.called_after, decider=job.decider,
             region=job.within,
         )  # fmt: skip
     with phase("passes"):

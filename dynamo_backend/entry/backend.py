@@ -35,8 +35,12 @@ from ..caches.aot_cache import cacheable, is_ahead_of_time, is_cacheable, settin
 from ..caches.saved_program import save_program
 from ..caches.surroundings import uncacheable
 from ..compiling.compiled import CompiledGraph, with_values
+from ..compiling.job import devices_of
 from ..compiling.pass_lists import STEPS, pass_lists, runner_of
 from ..importing.decompositions import decomposition_table, whole_ops
+from ..locking.graph_lock import GraphLock
+from ..locking.lock_store import written_sections
+from ..locking.scope import LockScope
 from ..reports.numerics_uses import numerics_uses
 from ..reports.override_uses import override_uses
 from ..tracing.origins import number_nodes
@@ -81,9 +85,10 @@ def mlc_backend(
     ahead = ("ahead of time" if cached else uuid4().hex) if is_ahead_of_time() else ""
 
     frozen = FrozenInputs.of(gm, example_inputs, settings)
+    scope = LockScope.of(gm, example_inputs, settings)
 
     def compiler(kind: str) -> Compiler:
-        graph = partial(_compile, settings=settings, kind=kind, frozen=frozen)
+        graph = partial(_compile, settings=settings, kind=kind, frozen=frozen, scope=scope)
         if ahead:
             return cacheable(graph, partial(save_program, options=settings))
         return cacheable(graph) if cached else lambda gm, inputs: graph(gm, inputs).call
@@ -161,6 +166,7 @@ class GraphJob:
     run: Runner
     recipe: Recipe | None = None
     decided: tuple[DecisionRecord, ...] = ()
+    lock: GraphLock | None = None
 
     def compile(self, *, load: bool = True, fresh: bool = False) -> CompiledGraph:
         """The graph compiled, as ``compile_graph`` says."""
@@ -180,6 +186,7 @@ class GraphJob:
                     load=load,
                     fresh=fresh,
                     decided=self.decided,
+                    lock=self.lock,
                 )
                 return replace(compiled, recipe=self.recipe)
         except IndexError as error:
@@ -194,10 +201,12 @@ def job_of(
     kind: str,
     frozen: FrozenInputs = NOTHING_FROZEN,
     whole: bool = False,
+    scope: LockScope | None = None,
 ) -> GraphJob:
     """What AOTAutograd asks to be compiled, which is at work on it: after the rewrites, in place, of ATen graphs, and
     with what is known of its inputs and results. What does not change between calls is taken out of it, but not of what
-    is to be ``whole``; parameters and buffers that do not change are ``frozen``."""
+    is to be ``whole``; parameters and buffers that do not change are ``frozen``. ``scope`` is what a lock file calls
+    the graph of Dynamo's."""
     name = get_aot_graph_name()
     _LOG.debug("compiling %s of %d nodes", name, len(gm.graph.nodes))
     _donate_nothing()
@@ -207,7 +216,10 @@ def job_of(
         with _disable_current_modes(), dynamo_timed("mlc_compile_graph"):
             lists = pass_lists()
             sources = frozen.sources(gm, _metadata(), kind)
-            decider = Decider(settings.decisions or DecisionOverrides())
+            lock = scope.graph(kind, gm) if scope is not None else None
+            fixed = lock is not None and settings.lock_mode == "use"
+            ways = lock.open(gm, settings, devices_of(gm)).ways if lock is not None and fixed else None
+            decider = Decider(settings.decisions or DecisionOverrides(), locked=ways)
             context = AtenContext(
                 settings, _metadata() if kind != "backward" else None, frozen=frozenset(n.name for n in sources),
                 decider=decider,
@@ -223,25 +235,27 @@ def job_of(
         static += tuple(range(len(example_inputs), len(example_inputs) + len(values)))
         example_inputs = [*example_inputs, *values]
     return GraphJob(
-        gm, example_inputs, settings, kind, name, static, _saved_from(kind), given, run, recipe, decider.records
+        gm, example_inputs, settings, kind, name, static, _saved_from(kind), given, run, recipe, decider.records, lock
     )
 
 
 def compiled_part(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Options, kind: str, frozen: FrozenInputs
-) -> tuple[GraphJob, CompiledGraph]:
+    gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Options, kind: str, frozen: FrozenInputs,
+    scope: LockScope | None = None,
+) -> tuple[GraphJob, CompiledGraph]:  # fmt: skip
     """What AOTAutograd asks to be compiled, and what became of it, before what does not change is given to it."""
     with _collection(settings):  # a backward may be compiled long after its forward
-        job = job_of(gm, example_inputs, settings=settings, kind=kind, frozen=frozen)
+        job = job_of(gm, example_inputs, settings=settings, kind=kind, frozen=frozen, scope=scope)
         return job, job.compile()
 
 
 @with_frame_room
 def _compile(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Options, kind: str, frozen: FrozenInputs
-) -> CompiledGraph:
+    gm: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Options, kind: str, frozen: FrozenInputs,
+    scope: LockScope | None,
+) -> CompiledGraph:  # fmt: skip
     """One graph of AOTAutograd."""
-    job, compiled = compiled_part(gm, example_inputs, settings=settings, kind=kind, frozen=frozen)
+    job, compiled = compiled_part(gm, example_inputs, settings=settings, kind=kind, frozen=frozen, scope=scope)
     name = job.name
     process_times.add(kind, compiled.timer.seconds)
     assert compiled.call is not None
@@ -300,6 +314,7 @@ def _reset() -> None:
     kernel_store.cache_clear()
     override_uses.cache_clear()
     numerics_uses.cache_clear()
+    written_sections.cache_clear()
     forget_warnings()
 
 

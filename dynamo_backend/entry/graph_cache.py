@@ -28,8 +28,8 @@ class GraphCache:
     key: GraphKey | None
 
     @classmethod
-    def of(cls, job: Job) -> GraphCache:
-        """With the graph's key."""
+    def of(cls, job: Job, lock: str = "") -> GraphCache:
+        """With the graph's key, which has what a ``lock`` file is told of it."""
         options = job.options
         with job.timer.phase("key"):
             kind = "region" if job.region else f"whole, results saved from {job.saved}"
@@ -38,6 +38,7 @@ class GraphCache:
             around = {
                 **job.outside, "kind of graph": kind, "inputs that nobody else holds": held,
                 "inputs that may come with bits": repr(job.lazy),  # gradients, and a backward may be as an inference is
+                **({"lock": lock} if lock else {}),
                 **({} if options.memory_limit is None else {"what a limit tells of": _model_text(job.gm)}),
             }  # fmt: skip
             is_known = options.schedules is None or options.schedules.content is not None

@@ -26,6 +26,7 @@ from ..entry.capture import fake_mode_of
 from ..entry.forward_mode import differentiates_forward
 from ..entry.frozen_inputs import FrozenInputs
 from ..entry.partition import copied_graph
+from ..locking.scope import LockScope
 from ..reports.report import GraphBreak
 from ..tracing.fake_device import on_fake_device, retarget
 from .untouched import KeptTensors, dynamo_as_it_was, random_state_as_it_was, tensors_as_they_were
@@ -116,6 +117,7 @@ class _Keeper:
         held = list(inside.values())
         written: list[Sequence[int] | None] = []
         frozen = FrozenInputs.of(gm, example_inputs, self.settings)
+        scope = LockScope.of(gm, example_inputs, self.settings)
 
         def compiler(kind: str) -> Callable[..., Any]:
             def compile(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -123,7 +125,7 @@ class _Keeper:
                     written.append(written_inputs(len(held) + len(example_inputs)))
                 eager = fx.GraphModule(graph, copied_graph(graph.graph))
                 self.kinds.append((number, kind))
-                self.take(job_of(graph, inputs, settings=self.settings, kind=kind, frozen=frozen))
+                self.take(job_of(graph, inputs, settings=self.settings, kind=kind, frozen=frozen, scope=scope))
                 return make_boxed_func(eager.forward)
 
             return compile

@@ -128,12 +128,12 @@ class JobPrograms:
             self.race = ProgramRace(typical_inputs(plan.imported, count, self.job.devices, self.job.given))
 
     def _decider(self, chosen: DecisionOverrides) -> Decider:
-        return Decider(self.job.options.decisions or DecisionOverrides(), chosen)
+        return Decider(self.job.options.decisions or DecisionOverrides(), chosen, locked=self.job.locked)
 
     def _apart(self, decider: Decider) -> Job:
         """The job as it is compiled for a race: nothing of it is told, dumped or cached, and a kernel that does not
         compile is an error."""
-        options = replace(self.job.options, dump_dir=None, log=(), strict=True, verify=0)
+        options = replace(self.job.options, dump_dir=None, log=(), strict=True, verify=0, lock=None)
         return replace(
             self.job, options=options, decider=decider, run=Runner(), timer=PhaseTimer(), store=self.store, fresh=False,
             load=False,

@@ -85,9 +85,10 @@ class GraphSearch:
         by_hand = options.decisions or DecisionOverrides()
         if self.found is not None:  # which says what there is, whatever was found before
             measured, recorded = self.found.chosen, DecisionOverrides()
-        if not (by_hand or measured or recorded or self.job.fresh or options.tune is True):
+        keyed = bool(by_hand or measured or recorded or self.job.fresh or options.tune is True)
+        if not keyed and options.lock is None:
             return None
-        return Decider(by_hand, measured, recorded)
+        return Decider(by_hand, measured, recorded, self.job.locked, keyed)
 
     @property
     def left(self) -> float:

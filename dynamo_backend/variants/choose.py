@@ -86,9 +86,11 @@ def planned_variants(job: Job, key: GraphKey | None, plan: Plan) -> PlannedVaria
 
 def _may_part(job: Job, plan: Plan) -> bool:
     """Whether one graph may become several programs. What is called from another graph is parted with that, a limit of
-    memory is about the sizes at hand, and what is tuned is one program."""
+    memory is about the sizes at hand, and what is tuned, or under a lock, is one program."""
     options = job.options
-    if job.region or job.regions or options.memory_limit is not None or options.tune or options.schedules is not None:
+    if options.lock is not None or options.memory_limit is not None or options.tune or options.schedules is not None:
+        return False
+    if job.region or job.regions:
         return False
     return bool(plan.imported.symbols.sizes)
 

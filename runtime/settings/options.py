@@ -22,6 +22,7 @@ from ..log import asks_for_stages
 from ..triton.worker_pool import default_workers
 from .values import (  # fmt: skip
     HOST_PROGRAMS,
+    LOCK_MODES,
     LOG_TOPICS,
     OptionError,
     ValueRefused,
@@ -34,6 +35,8 @@ from .values import (  # fmt: skip
     parse_host_program,
     parse_libraries,
     parse_limit,
+    parse_lock,
+    parse_lock_mode,
     parse_log,
     parse_loss_chunk,
     parse_numerics,
@@ -398,6 +401,23 @@ class Options:
         doc="Whether a graph with a size that varies may have several programs, each for a region of that size "
         "(docs/regions.md): auto where that is predicted to be faster, 0 never. =1 has a program for the size 1 alone, "
         "16 begins one at 16, and %8 parts the largest sizes by whether they are multiples of 8.",
+    )
+    lock: Path | None = _option(
+        "MLC_LOCK",
+        parse_lock,
+        default=None,
+        shown="none",
+        values="a file, such as model.mlc.lock",
+        doc="A file of all that is decided for a model's graphs (docs/lock.md).",
+    )
+    lock_mode: str = _option(
+        "MLC_LOCK_MODE",
+        parse_lock_mode,
+        default="check",
+        shown="check",
+        values=", ".join(LOCK_MODES),
+        doc="What is done with the lock file: check fails where a graph is decided otherwise, or is not in the file; "
+        "write puts what is decided into the file; use decides as the file says.",
     )
 
     @classmethod

@@ -22,6 +22,7 @@ LOG_TOPICS = ("timing", "cache", "fusion", "schedule")
 TUNE_MODES = ("model", "replay")
 TUNE_NUMERICS = ("any", "same")
 HOST_PROGRAMS = ("python", "native", "auto")
+LOCK_MODES = ("check", "write", "use")
 
 
 class OptionError(MlcError, ValueError):
@@ -284,3 +285,18 @@ def parse_regions(value: object) -> Cuts | str | int:
     if len(divisors) > 1:
         raise ValueRefused("cuts with one divisor at most, as in =1,16,%8", wrong=str(value))
     return Cuts(tuple(sorted(set(bounds))), tuple(sorted(set(alone))), *divisors)
+
+
+def parse_lock(value: object) -> Path | None:
+    if value is None:
+        return None
+    if not isinstance(value, str | Path) or not str(value).strip() or Path(value).is_dir():
+        raise ValueRefused("the path of a file, such as model.mlc.lock")
+    return Path(value).expanduser().absolute()
+
+
+def parse_lock_mode(value: object) -> str:
+    text = str(value).strip().lower()
+    if text not in LOCK_MODES:
+        raise ValueRefused(", ".join(LOCK_MODES), LOCK_MODES, text)
+    return text

@@ -21,8 +21,9 @@ from ...ir.graph.graph import CallTensor, Graph, Library, Node, View, size_maker
 from ...ir.graph.sequences import sequence_of
 from ...ir.graph.slices import MEMORY
 from ...ir.target import TargetOf
-from ..context import PassContext
+from ..context import USUAL, PassContext
 from ..cost.calls import CLOSE, LARGE_ELEMENTS, MAX_WAITING_BYTES, UNIFIED_BYTES, shares_rows
+from ..decisions import LAUNCH, Alternative, place_key
 from ..facts.dependences import Dependences
 from ..functions.function_table import FunctionTable
 from ..functions.generalise import Flat, flatten, with_sizes
@@ -34,7 +35,7 @@ from ..fusion.fusion import Fusion
 
 def share_launches(fusion: Fusion, context: PassContext) -> Fusion:
     """Let equal calls that do not depend on one another be one call over a table."""
-    return fusion.having(*Tables(fusion.graph, fusion.functions, context.target_of).run())
+    return fusion.having(*Tables(fusion.graph, fusion.functions, context.target_of, context).run())
 
 
 # --- scalars apart --------------------------------------------------------------------------------------------------
@@ -122,6 +123,7 @@ class Tables:
     graph: Graph
     functions: Mapping[str, TensorFunction]
     target_of: TargetOf
+    context: PassContext = USUAL
     needs: list[set[int]] = field(default_factory=list)
     # What each node needs, and what needs it, where the calls chosen so far are one.
     before: Dependences = field(default_factory=Dependences)
@@ -213,13 +215,26 @@ class Tables:
                     part.append(k)
                     waits += held[k]
                     free &= ~self.related(k)
-            if len(part) > 1:
+            if len(part) > 1 and self.is_shared(part):
                 result.append(part)
                 for k in part[1:]:
                     self.before.unite(k, first)
                     self.after.unite(k, first)
             left &= ~sum(1 << k for k in part)
         return result
+
+    def is_shared(self, part: list[int]) -> bool:
+        """Whether calls that could be one are; by cost they always are."""
+        if self.context.decider is None:
+            return True
+        names, hint = [self.graph.nodes[k].names[0] for k in part], self.graph.symbols.hint
+        nbytes = sum(hint(t.nbytes) for k in part for t in self.graph.nodes[k].types if t is not None)
+        chosen = self.context.decide(
+            LAUNCH, lambda: place_key(self.graph, names, Fusion(self.graph, self.functions).module),
+            (Alternative("shared"), Alternative("apart")), "shared", at=names[0], nbytes=nbytes,
+            reason=f"{len(part)} calls",
+        )  # fmt: skip
+        return chosen == "shared"
 
     def related(self, k: int) -> int:
         """The mask of nodes that a call depends on or that depend on it."""

@@ -9,16 +9,22 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 
 from ...ir.graph.copies import COPY
 from ...ir.graph.effects import has_effect
 from ...ir.graph.facts import aliases_of
 from ...ir.graph.graph import CONSTANT, Graph, Library, Node, size_makers
+from ...ir.text.structure import structural_key
 from ..context import PassContext
 from ..cost.calls import MORE, WORTH
+from ..decisions import ORDER, Alternative, text_key
 from ..fusion.fusion import Fusion
 from .flow import SEEDS, CallFlow, made_by
+
+# The ways of an order: the graph's own, what frees memory as early as it can, what takes it as late as it can.
+AS_WRITTEN, EARLY, LATE = "as written", "freeing early", "taking late"
 
 
 def order_for_memory(fusion: Fusion, context: PassContext) -> Fusion:
@@ -33,11 +39,21 @@ def order_for_memory(fusion: Fusion, context: PassContext) -> Fusion:
         return fusion
     flow = CallFlow.of(fusion, context.given)
     worth = WORTH * flow.peak(range(len(graph.nodes)))
+    orders = {EARLY: partial(_eager, flow), LATE: partial(_late, flow)}
     if flow.least() >= worth:
+        by_cost, best = AS_WRITTEN, None
+    else:
+        peak, best, by_cost = min((flow.peak(order), order, way) for way, of in orders.items() for order in (of(),))
+        if peak >= worth:
+            by_cost, best = AS_WRITTEN, None
+    chosen = context.decide(
+        ORDER, lambda: text_key([structural_key(graph, fusion.module)]),
+        [Alternative(way) for way in (AS_WRITTEN, *orders)], by_cost, reason="the lowest peak",
+    )  # fmt: skip
+    if chosen == AS_WRITTEN:
         return fusion
-    peak, best = min((flow.peak(order), order) for order in (_eager(flow), _late(flow)))
-    if peak >= worth:
-        return fusion
+    if chosen != by_cost or best is None:
+        best = orders[chosen]()
     return replace(fusion, graph=replace(graph, nodes=tuple(graph.nodes[k] for k in best)))
 
 

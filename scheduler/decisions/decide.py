@@ -8,14 +8,18 @@ nobody asks about their decisions.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Protocol
 
 from ...ir.errors import MlcError
 
 # Bytes a nanosecond of a memory of which nothing else is known.
 USUAL_BANDWIDTH = 10.0
+# Kinds whose ways differ in memory or launches, which no race of programs on a CPU weighs: they are not searched.
+SUBSTITUTE, LAUNCH, ORDER = "substitute", "launch", "order"
+UNSEARCHED = frozenset((SUBSTITUTE, LAUNCH, ORDER))
 
 
 class DecisionError(MlcError, ValueError):
@@ -37,14 +41,27 @@ class ChosenFor(Enum):
     MEASURED = "by tuning"
     RECORDED = "by an earlier tuning"
     OVERRIDE = "by hand"
+    LOCK = "by the lock file"
+
+
+class LockedWays(Protocol):
+    """What a lock file has of the places of a graph (``dynamo_backend/locking``)."""
+
+    def way(self, kind: str, at: str, beside: str) -> str | None:
+        """The way that is to be taken where the result ``at`` is made, ``beside`` another; None where the file tells
+        of no such place."""
+
+    def told(self, at: str) -> str:
+        """What the file calls the place, and where it stands in the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecisionRecord:
     """What was decided at one place, or at several that are alike.
 
-    ``key`` tells places of a ``kind`` apart: 16 hex digits that no name decides, equal in every process. ``at`` are the
-    results that the places make. ``bytes`` are what is read and written there, at typical sizes, of all of them.
+    ``key`` tells places of a ``kind`` apart: 16 hex digits that no name decides, equal in every process; "" where
+    nobody asked for keys. ``at`` are the results that the places make, and ``beside`` for each the other result that it
+    is about, "" for none. ``bytes`` are what is read and written there, at typical sizes, of all of them.
     ``reason`` is the cost model's.
     """
 
@@ -57,6 +74,7 @@ class DecisionRecord:
     at: tuple[str, ...] = ()
     bytes: int = 0
     reason: str = ""
+    beside: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -132,15 +150,21 @@ def parse_overrides(given: Mapping[str, str]) -> DecisionOverrides:
 
 @dataclass(slots=True)
 class Decider:
-    """The decisions of one compilation: what others than the cost model chose, by hand before by searching before what
-    an earlier search has found, and what came of it. What was found earlier is passed over where there is no such way
-    any more."""
+    """The decisions of one compilation: what others than the cost model chose, by hand before a lock file before by
+    searching before what an earlier search has found, and what came of it. What was found earlier is passed over where
+    there is no such way any more.
+
+    Unless it is ``keyed``, no key is computed: each place is a record, told apart by the results that it makes.
+    """
 
     by_hand: DecisionOverrides = DecisionOverrides()
     measured: DecisionOverrides = DecisionOverrides()
     recorded: DecisionOverrides = DecisionOverrides()
+    locked: LockedWays | None = None
+    keyed: bool = True
     _given: tuple[tuple[ChosenFor, dict[tuple[str, str], str]], ...] = field(init=False, repr=False)
-    _found: dict[tuple[str, str], DecisionRecord] = field(default_factory=dict, init=False, repr=False)
+    # By kind, key (or place) and way: of places with one key a lock file may have several ways.
+    _found: dict[tuple[str, str, str], DecisionRecord] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._given = (
@@ -150,31 +174,49 @@ class Decider:
         )
 
     def decide(
-        self, kind: str, key: str, options: Sequence[Alternative], default: str, *, at: str = "", nbytes: int = 0,
-        reason: str = "",
+        self, kind: str, key: str | Callable[[], str], options: Sequence[Alternative], default: str, *, at: str = "",
+        nbytes: int = 0, reason: str = "", beside: str = "",
     ) -> str:  # fmt: skip
-        """The name of the way to take at a place. ``at`` is the result that it makes; a place that is asked about again
-        has one entry.
+        """The name of the way to take at a place. ``at`` is the result that it makes, ``beside`` another that it is
+        about; a place that is asked about again has one entry.
 
         Raises:
             DecisionError: somebody chose a way that this place has not.
         """
         names = [o.name for o in options]
         assert default in names, f"{kind}: {default} is none of {names}"
-        chosen, source = default, ChosenFor.COST
+        text = "" if not self.keyed else key if isinstance(key, str) else key()
+        chosen, source = self._chosen(kind, text, names, default, at, beside)
+        place = kind, text or f"{at} {beside}", chosen
+        before = self._found.get(place)
+        pairs = [(at, beside)] if before is None else [*zip(before.at, before.beside, strict=True)]
+        if (at, beside) not in pairs:
+            pairs.append((at, beside))
+        self._found[place] = DecisionRecord(
+            kind, text, tuple(options), default, chosen, source, tuple(a for a, _ in pairs), nbytes * len(pairs),
+            reason, tuple(b for _, b in pairs),
+        )  # fmt: skip
+        return chosen
+
+    def _chosen(
+        self, kind: str, key: str, names: Sequence[str], default: str, at: str, beside: str
+    ) -> tuple[str, ChosenFor]:
         for who, given in self._given:
+            if who is ChosenFor.MEASURED and self.locked is not None:
+                wanted = self.locked.way(kind, at, beside)
+                if wanted is not None and wanted not in names:
+                    raise DecisionError(
+                        f"{self.locked.told(at)} has {kind} {wanted!r}, and there {'is' if len(names) == 1 else 'are'} "
+                        f"{', '.join(names)} at this place now"
+                    )
+                if wanted is not None:
+                    return wanted, ChosenFor.LOCK if wanted != default else ChosenFor.COST
             wanted = given.get((kind, key))
             if wanted in names:
-                chosen, source = str(wanted), who
-                break
+                return str(wanted), who
             if wanted is not None and who is not ChosenFor.RECORDED:
                 raise DecisionError(f"decision {kind}:{key} has no way {wanted!r}; there are {', '.join(names)}")
-        before = self._found.get((kind, key))
-        places = (at,) if before is None else before.at if at in before.at else (*before.at, at)
-        self._found[kind, key] = DecisionRecord(
-            kind, key, tuple(options), default, chosen, source, places, nbytes * len(places), reason
-        )
-        return chosen
+        return default, ChosenFor.COST
 
     @property
     def records(self) -> tuple[DecisionRecord, ...]:
@@ -184,7 +226,8 @@ class Decider:
     @property
     def unused(self) -> tuple[str, ...]:
         """Overrides of places that were not met."""
-        return tuple(f"{kind}:{key}" for kind, key in self.by_hand.chosen if (kind, key) not in self._found)
+        met = {(kind, key) for kind, key, _ in self._found}
+        return tuple(f"{kind}:{key}" for kind, key in self.by_hand.chosen if (kind, key) not in met)
 
 
 def flipped(record: DecisionRecord) -> Iterator[tuple[str, float | None]]:

@@ -190,7 +190,7 @@ class _Fuser:
         chosen = self.context.decide(
             kind, lambda: place_key(self.graph, (first.name, m.name), back=1),
             (Alternative("together", once), Alternative("apart", 2 * once + launch)), "together",
-            at=m.name, nbytes=nbytes, reason=f"{m.name} and {first.name} share {nbytes} bytes",
+            at=m.name, nbytes=nbytes, reason=f"{m.name} and {first.name} share {nbytes} bytes", beside=first.name,
         )  # fmt: skip
         if chosen == "together":
             return None

@@ -48,12 +48,14 @@ class OverrideError(MlcError):
 @dataclass(frozen=True, slots=True)
 class Override:
     """One schedule that a user gives: for workloads whose hash begins with ``workload``, on targets of that kind
-    ("cpu") or name ("cuda:sm_90"), or on all. ``place`` is where it stands, ``file:line``."""
+    ("cpu") or name ("cuda:sm_90"), or on all. ``place`` is where it stands, ``file:line``, ``rule`` what the schedule
+    says it is by."""
 
     workload: str
     target: str | None
     how: ScheduleFunction | Trace = field(repr=False)
     place: str
+    rule: str = RULE
 
     def fits(self, workload: str, target: Target) -> bool:
         return workload.startswith(self.workload) and self.target in (None, target.kind, str(target))
@@ -79,8 +81,8 @@ class Override:
     def _applied(self, nest: LoopNest) -> Schedule:
         if isinstance(self.how, Trace):
             # A trace of another version or nest is refused step by step.
-            return replay(Trace(self.how.steps, RULE), nest)
-        schedule = Schedule(nest, RULE)
+            return replay(Trace(self.how.steps, self.rule), nest)
+        schedule = Schedule(nest, self.rule)
         self.how(schedule)
         return schedule
 

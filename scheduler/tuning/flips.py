@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ...ir.errors import MlcError
-from ..decisions import DecisionOverrides, DecisionRecord
+from ..decisions import UNSEARCHED, DecisionOverrides, DecisionRecord
 from ..decisions.decide import flipped
 from .database import GraphDecisions, Verdict
 from .measurer import Entered, Failure, MeasuringError
@@ -177,7 +177,7 @@ class _FlipSearch:
         fastest."""
         found: list[FlipTrial] = []
         seen = {self.base.key}
-        for r in [r for r in self.base.records if (r.kind, r.key) not in self.fixed][:MOST_DECISIONS]:
+        for r in self._weighed()[:MOST_DECISIONS]:
             self.looked_at += 1
             for option, more in flipped(r):
                 cost = r.cost(r.chosen)
@@ -190,6 +190,10 @@ class _FlipSearch:
                     seen.add(trial.planned.key)
                     found.append(trial)
         return sorted(found, key=lambda t: (t.predicted, -t.record.stake, t.record.name, t.option))
+
+    def _weighed(self) -> list[DecisionRecord]:
+        """Decisions that may be taken otherwise, and whose ways a race tells apart."""
+        return [r for r in self.base.records if r.kind not in UNSEARCHED and (r.kind, r.key) not in self.fixed]
 
     def _planned(self, r: DecisionRecord, option: str) -> FlipTrial | None:
         chosen = self.base.chosen.having({(r.kind, r.key): option})

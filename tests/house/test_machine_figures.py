@@ -194,6 +194,7 @@ TOLD_APART = {
     "dynamo_backend/demo/command.py": 1,
     "dynamo_backend/importing/decompositions.py": 4,
     "dynamo_backend/importing/flex_attention.py": 1,
+    "dynamo_backend/locking/graph_lock.py": 1,
     "dynamo_backend/tracing/fake_device.py": 1,
     "ir/text/printer.py": 1,
     "scheduler/facts/fusion_nodes.py": 1,

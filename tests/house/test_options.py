@@ -136,7 +136,7 @@ def test_every_setting_is_read_under_its_longer_name_which_goes_first() -> None:
     assert Options.resolve(None, None, {"TORCH_MLC_THREADS": " ", "MLC_THREADS": "2"}).threads == 2
     texts = {spec.variable: "nonsense ü" for spec in option_specs()}
     for plain in texts:
-        if plain not in ("MLC_CACHE_DIR", "MLC_DUMP_DIR"):  # any text is a folder
+        if plain not in ("MLC_CACHE_DIR", "MLC_DUMP_DIR", "MLC_LOCK"):  # any text is a path
             with pytest.raises(OptionError, match=f"(TORCH_{plain}=nonsense|schedules|decisions)"):
                 Options.resolve(None, None, {f"TORCH_{plain}": texts[plain]})
 
@@ -208,6 +208,8 @@ def test_the_fingerprint_holds_what_changes_code_and_nothing_else() -> None:
         "cpu_pool": "1GiB",
         "freeze": True,  # the graph that is compiled is another one
         "freeze_discard": True,
+        "lock": "/z",
+        "lock_mode": "use",
     }
     assert set(changes) | set(keeps) == {field.name for field in dataclasses.fields(Options)}
     prints = {Options.resolve(None, {name: value}, {}).fingerprint() for name, value in changes.items()}

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import replace
+from functools import partial
 
 from ....ir.graph.facts import names_in
 from ....ir.graph.graph import Graph, Input, Node
 from ...context import USUAL, PassContext
+from ...decisions import SUBSTITUTE, Alternative, place_key
 from ..products.chain_elements import exponentials
 from ..products.operands import product_of
 from .narrow import narrow
@@ -35,13 +37,27 @@ def substitute(graph: Graph, context: PassContext = USUAL) -> Graph:
     if count > 1:
         before = graph
         search = RewriteSearch(_FAR, context, budget, names_in(graph), lambda g: peak_of(g) <= peak_of(before))
-        graph = search.best(graph).graph
+        found = search.best(graph).graph
+        graph = found if _is_taken(graph, found, context) else graph
     for _ in range(count):
         found = _in_parts(graph, context, budget, known)
         if found is graph:
             break
         graph = narrow(found)
     return graph
+
+
+def _is_taken(graph: Graph, found: Graph, context: PassContext) -> bool:
+    """Whether what is faster by cost takes the place of a graph: unless somebody has decided otherwise."""
+    if found is graph or context.decider is None:
+        return True
+    kept = {n.names[0]: n for n in found.nodes if n.names}
+    replaced = [n.names[0] for n in graph.nodes if product_of(n) is not None and kept.get(n.names[0]) is not n]
+    names = replaced or [n.names[0] for n in graph.nodes if n.names][:1]
+    ways = (Alternative("replaced"), Alternative("as written"))
+    reason = f"{', '.join(names)} by products that are faster"
+    key = partial(place_key, graph, names)
+    return context.decide(SUBSTITUTE, key, ways, "replaced", at=names[0], reason=reason) == "replaced"
 
 
 def _in_parts(
@@ -59,7 +75,7 @@ def _in_parts(
             known[key], found = best.steps, best.graph
         else:
             found = search.again(part.graph, known[key])
-        if known[key] and peak_of(found) <= peak_of(part.graph):
+        if known[key] and peak_of(found) <= peak_of(part.graph) and _is_taken(part.graph, found, context):
             changed.append((part, found))
             taken |= names_in(found)
     if not changed:

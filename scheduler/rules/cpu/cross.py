@@ -52,7 +52,7 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
                     schedule.merge(here, there)
     for name in parts:
         vectorize_innermost(schedule, target, int(params["unroll"]), skip=2, only=name)
-    for name in over_rows & set(schedule.get_blocks()):
+    for name in [b for b in schedule.get_blocks() if b in over_rows]:  # of a set the order differs between processes
         lanes_inside(schedule, [name], len(shape.inner), target, (int(params["unroll"]), 1))
     parallel_roots(schedule, target)
 

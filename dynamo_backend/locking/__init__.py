@@ -1,0 +1,1 @@
+"""The lock file: every decision of a model as one text, written, checked against, and taken again."""
