@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from .dynamo_backend.export.export import export
     from .dynamo_backend.export.load import load
     from .dynamo_backend.patterns.register import register_pattern
+    from .dynamo_backend.quantize.errors import QuantizeError
+    from .dynamo_backend.quantize.model import quantize_
     from .dynamo_backend.reports.page.compare import compare
     from .ir.expr.formula import Formula
     from .ir.expr.intrinsics import register_intrinsic
@@ -35,10 +37,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "ExportError", "Formula", "IRModule", "MemoryStats", "NoConversion", "OptionError", "Options", "Registration",
-    "RegistrationError", "Rule", "Schedule", "ScheduleError", "Trace", "__version__", "compare", "compile",
+    "ExportError", "Formula", "IRModule", "MemoryStats", "NoConversion", "OptionError", "Options", "QuantizeError",
+    "Registration", "RegistrationError", "Rule", "Schedule", "ScheduleError", "Trace", "__version__", "compare", "compile",
     "empty_cache", "explain", "export", "from_fx", "load", "load_cache_artifacts", "memory_stats", "parse",
-    "register_converter", "register_intrinsic", "register_pass", "register_pattern", "register_rule", "schedule",
+    "quantize_", "register_converter", "register_intrinsic", "register_pass", "register_pattern", "register_rule", "schedule",
     "show",
 ]  # fmt: skip
 
@@ -50,6 +52,7 @@ _HOME = {
     "NoConversion": "dynamo_backend.converters.registry",
     "OptionError": "runtime.settings.options",
     "Options": "runtime.settings.options",
+    "QuantizeError": "dynamo_backend.quantize.errors",
     "Registration": "ir.registration",
     "RegistrationError": "ir.registration",
     "Rule": "scheduler.rules.registry",
@@ -66,6 +69,7 @@ _HOME = {
     "load_cache_artifacts": "runtime.compile.artifacts",
     "memory_stats": "runtime.pool.pool",
     "parse": "ir.text.parser",
+    "quantize_": "dynamo_backend.quantize.model",
     "register_converter": "dynamo_backend.converters.register",
     "register_intrinsic": "ir.expr.intrinsics",
     "register_pass": "dynamo_backend.compiling.register",
