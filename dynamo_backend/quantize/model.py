@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from difflib import get_close_matches
 from typing import TypeVar
 
 from torch import Tensor, nn
@@ -76,10 +75,12 @@ def quantize_(
     if (whole := replacement("", model)) is not None:
         raise QuantizeError(
             f"the model is itself an {type(model).__name__}, which cannot be replaced in place; wrap it: "
-            f"torch.nn.Sequential(model), or use torch_mlc.quantize.{type(whole).__name__}"
+            f"torch.nn.Sequential(model), or use torch_mlc.{type(whole).__name__}"
         )
     for name, parent in tuple(model.named_modules(remove_duplicate=False)):
-        for child_name, child in tuple(parent.named_children()):
+        for child_name, child in tuple(parent._modules.items()):
+            if child is None:
+                continue
             found = replacement(f"{name}.{child_name}" if name else child_name, child)
             if found is not None:
                 setattr(parent, child_name, found)
@@ -90,9 +91,7 @@ def quantize_(
 
 def _check(weights: str, group: int | None, activations: str | None) -> None:
     if weights not in BITS:
-        near = get_close_matches(str(weights), BITS, n=1)
-        told = f"did you mean {near[0]!r}?" if near else "it is 'int4' or 'int8'"
-        raise QuantizeError(f"weights={weights!r}: {told}")
+        raise QuantizeError(f"weights={weights!r}: it is 'int4' or 'int8'")
     if activations not in (None, "int8"):
         raise QuantizeError(f"activations={activations!r}: it is None or 'int8'")
     step = inputs_of_word(BITS[weights])

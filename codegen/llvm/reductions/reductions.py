@@ -344,8 +344,10 @@ def finish(ctx: Context, acc: Accumulator) -> None:
 def _at_targets(ctx: Context, acc: Accumulator) -> Iterator[None]:
     """Where the targets are: lanes over them, or none where lanes ran along the reduction."""
     old_axes, old_vector, old_block = ctx.axes, ctx.vector, ctx.block
-    old_mask, old_block_mask = ctx.mask, ctx.block_mask
+    old_mask, old_block_mask, old_extents = ctx.mask, ctx.block_mask, ctx.extents
     ctx.axes = dict(zip((a.var for a in acc.block.axes), acc.block.bindings, strict=True))
+    inside = (*acc.dims, *([acc.vector] if acc.vector is not None else ()))
+    ctx.extents = {**ctx.extents, **{lp.var: lp.extent for lp in inside}}
     ctx.block = acc.block
     if acc.across is not None:
         ctx.vector = None
@@ -353,7 +355,7 @@ def _at_targets(ctx: Context, acc: Accumulator) -> Iterator[None]:
         ctx.vector = (acc.vector.var, acc.lanes)
     yield
     ctx.axes, ctx.vector, ctx.block = old_axes, old_vector, old_block
-    ctx.mask, ctx.block_mask = old_mask, old_block_mask
+    ctx.mask, ctx.block_mask, ctx.extents = old_mask, old_block_mask, old_extents
     ctx.values = {}
 
 
