@@ -24,8 +24,8 @@ from .rounding import quantize_rows, quantize_weight
 class QuantizedWeight(nn.Module):
     """A matrix ``[rows, columns]`` of integers with a scale for each ``group`` columns, in panels.
 
-    Buffers: ``codes``, int8 ``[ceil(rows / 16), columns / 4, 16, 4]``, or uint8 ``[ceil(rows / 16), columns / 8, 16, 4]``
-    with two numbers of four bits in a byte; ``scales``, float16 or float32, ``[ceil(rows / 16), groups, 16]``. Columns
+    Buffers: ``codes``, int8 ``[ceil(rows / 64), columns / 4, 64, 4]``, or uint8 ``[ceil(rows / 64), columns / 8, 64, 4]``
+    with two numbers of four bits in a byte; ``scales``, float16 or float32, ``[ceil(rows / 64), groups, 64]``. Columns
     are padded to whole groups.
     """
 

@@ -1,7 +1,8 @@
 """The layout of a quantized weight, and what its numbers are.
 
-Sixteen outputs are a panel, and four bytes of one of them a word, so that a register has one word of every output of a
-panel, and an instruction that multiplies four bytes a lane takes it as it is. A byte is a number of eight bits, or two
+Four bytes of one output are a word, and 64 outputs a panel, whose words lie beside each other: a register has one word of
+each of as many outputs as it has lanes, an instruction that multiplies four bytes a lane takes it as it is, and what a
+few registers of a panel need comes as one stream. A byte is a number of eight bits, or two
 of four: the low halves of a word are four neighbours along the inputs, the high halves the next four.
 """
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 # Outputs of a panel; bytes of a word.
-PANEL, WORD = 16, 4
+PANEL, WORD = 64, 4
 # What is subtracted from the halves of a byte.
 ZERO = 8
 BITS = {"int4": 4, "int8": 8}
@@ -23,7 +24,7 @@ def inputs_of_word(bits: int) -> int:
 
 
 def to_panels(codes: Tensor, bits: int) -> Tensor:
-    """Codes int8 ``[outputs, inputs]`` as panels ``[ceil(outputs / 16), inputs / step, 16, 4]`` of int8, or of uint8
+    """Codes int8 ``[outputs, inputs]`` as panels ``[ceil(outputs / 64), inputs / step, 64, 4]`` of int8, or of uint8
     that each hold two numbers of four bits; ``step`` is 4 or 8, and divides the inputs. Missing outputs are zeros."""
     outputs, inputs = codes.shape
     codes = torch.nn.functional.pad(codes, (0, 0, 0, -outputs % PANEL))
@@ -43,7 +44,7 @@ def from_panels(panels: Tensor, outputs: int, bits: int) -> Tensor:
 
 
 def scales_to_panels(scales: Tensor) -> Tensor:
-    """Scales ``[outputs, groups]`` as ``[ceil(outputs / 16), groups, 16]``. Those of missing outputs are zero."""
+    """Scales ``[outputs, groups]`` as ``[ceil(outputs / 64), groups, 64]``. Those of missing outputs are zero."""
     outputs, groups = scales.shape
     scales = torch.nn.functional.pad(scales, (0, 0, 0, -outputs % PANEL))
     return scales.reshape(-1, PANEL, groups).transpose(1, 2).contiguous()
