@@ -153,7 +153,8 @@ def _machine(target: Target) -> Machine:
         usual, cores=target.cores, matmul=usual.matmul * share, float32=usual.float32 * share,
         issued=usual.issued * share, block_shared=shared, warp=warp, vector_bytes=target.vector_bytes,
         l1_bytes=target.l1_bytes, l2_bytes=target.l2_bytes, reads_ahead=amd, lanes_alone=amd,
-        halves=halves, dots=dots, blas=0.5 if narrow else 1.0, libraries=usual.libraries if target.libraries else NO_LIBRARIES,
+        halves=halves, dots=dots, blas=0.5 if narrow else 1.0,
+        libraries=usual.libraries if target.libraries else NO_LIBRARIES,
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from ...ir.expr.dtypes import DType
 from ...ir.expr.index import simplify
 from ...ir.expr.value import Call, Const, Expr, Load, rewrite, symbol
 from ...ir.nest.hints import TENSORIZE
-from ...ir.nest.loops import Block, Loop, LoopKind, Update
+from ...ir.nest.loops import Block, Loop, LoopKind
 from ..kernel import EmitError
 from .memory.access import bound_mask
 from .memory.index import in_loops
@@ -90,7 +90,7 @@ def emit_dot(ctx: Context, tile: DotTile) -> None:
 def _step(ctx: Context, tile: DotTile) -> None:
     acc = ctx.accumulators.get((tile.block.name, 0))
     if not isinstance(acc, Accumulator):
-        raise EmitError(f"{tile.block.name}: its sums are too many for registers; {tile.instruction.name} has them there")
+        raise EmitError(f"{tile.block.name}: its sums are too many for registers, where {tile.instruction.name} adds")
     operands = tile.operands(acc.values[0])
     if tile.instruction.is_whole:
         _whole(ctx, tile, acc, operands)

@@ -28,14 +28,14 @@ _MAGIC, _ALIGNMENT = b"GGUF", 32
 
 
 def from_gguf_blocks(data: Tensor, rows: int, columns: int, weights: str) -> QuantizedWeight:
-    """A weight ``[rows, columns]`` of the bytes (uint8) of Q4_0 ("int4") or Q8_0 ("int8") blocks, a row after the other.
+    """A weight ``[rows, columns]`` of the bytes (uint8) of blocks of Q4_0 ("int4") or Q8_0 ("int8"), row after row.
 
     Raises: QuantizeError where the bytes are not as many as the sizes say.
     """
     if weights not in _BYTES or columns % BLOCK or data.dtype is not torch.uint8:
         raise QuantizeError(
-            f"blocks of {weights} for {columns} columns of {data.dtype}: weights are 'int4' (Q4_0) or 'int8' (Q8_0), rows "
-            f"have a multiple of {BLOCK} numbers, and data are bytes"
+            f"blocks of {weights} for {columns} columns of {data.dtype}: weights are 'int4' (Q4_0) or 'int8' (Q8_0), "
+            f"rows have a multiple of {BLOCK} numbers, and data are bytes"
         )
     size = rows * columns // BLOCK * _BYTES[weights]
     if data.numel() != size:
@@ -56,8 +56,8 @@ def to_gguf_blocks(weight: QuantizedWeight) -> Tensor:
     if weight.group != BLOCK or weight.padded != weight.columns or weight.scales.dtype is not torch.float16:
         raise QuantizeError(
             f"a weight with groups of {weight.group}, {weight.columns} columns and scales of {weight.scales.dtype}: a "
-            f"block of GGUF has {BLOCK} numbers and a scale of float16; quantize with group={BLOCK}, and columns that it "
-            "divides"
+            f"block of GGUF has {BLOCK} numbers and a scale of float16; quantize with group={BLOCK}, and columns that "
+            "it divides"
         )
     codes = from_panels(weight.codes, weight.rows, weight.bits).reshape(-1, BLOCK)
     if weight.bits == 4:
@@ -69,7 +69,8 @@ def to_gguf_blocks(weight: QuantizedWeight) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """One tensor of a file: its shape, outermost first, its type ("F32", "F16", "BF16", "Q4_0", "Q8_0", or a number)."""
+    """One tensor of a file: its shape, outermost first, and its type ("F32", "Q4_0", …; a number where that has no name
+    here)."""
 
     name: str
     shape: tuple[int, ...]
@@ -84,8 +85,8 @@ class GgufTensor:
         if self.type in _QUANTIZED and len(self.shape) == 2:
             return from_gguf_blocks(self.data, *self.shape, _QUANTIZED[self.type])
         raise QuantizeError(
-            f"{self.name} is of type {self.type} with shape {self.shape}: F32, F16, BF16 and matrices of Q4_0 and Q8_0 are "
-            "read; convert it to one of them"
+            f"{self.name} is of type {self.type} with shape {self.shape}: F32, F16, BF16 and matrices of Q4_0 and Q8_0 "
+            "are read; convert it to one of them"
         )
 
 

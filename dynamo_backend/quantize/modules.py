@@ -24,9 +24,9 @@ from .rounding import quantize_rows, quantize_weight
 class QuantizedWeight(nn.Module):
     """A matrix ``[rows, columns]`` of integers with a scale for each ``group`` columns, in panels.
 
-    Buffers: ``codes``, int8 ``[ceil(rows / 64), columns / 4, 64, 4]``, or uint8 ``[ceil(rows / 64), columns / 8, 64, 4]``
-    with two numbers of four bits in a byte; ``scales``, float16 or float32, ``[ceil(rows / 64), groups, 64]``. Columns
-    are padded to whole groups.
+    Buffers: ``codes``, int8 ``[ceil(rows / 64), columns / 4, 64, 4]``, or uint8
+    ``[ceil(rows / 64), columns / 8, 64, 4]`` with two numbers of four bits in a byte; ``scales``, float16 or float32,
+    ``[ceil(rows / 64), groups, 64]``. Columns are padded to whole groups.
     """
 
     codes: Tensor
@@ -139,15 +139,15 @@ class QuantizedEmbedding(nn.Module):
 def pack_weight(codes: Tensor, scales: Tensor, weights: str, columns: int | None = None) -> QuantizedWeight:
     """Codes that are there already, as a weight.
 
-    ``codes``: int8 ``[rows, padded]``, from -8 to 7 for "int4"; ``scales``: float16 or float32 ``[rows, groups]``, where
+    ``codes``: int8 ``[rows, padded]``, from -8 to 7 for "int4"; ``scales``: float16 or float32 ``[rows, groups]``;
     ``padded`` is ``groups`` times a multiple of 8 (of 4 for "int8"). ``columns`` of them count, the others are zeros.
     Raises: QuantizeError.
     """
     bits = BITS[weights]
     if codes.dim() != 2 or scales.dim() != 2 or codes.shape[0] != scales.shape[0] or codes.dtype is not torch.int8:
         raise QuantizeError(
-            f"codes {codes.dtype} {tuple(codes.shape)} with scales {tuple(scales.shape)}: codes are int8 [rows, columns], "
-            "and scales [rows, groups]"
+            f"codes {codes.dtype} {tuple(codes.shape)} with scales {tuple(scales.shape)}: codes are int8 "
+            "[rows, columns], and scales [rows, groups]"
         )
     rows, padded = codes.shape
     step = inputs_of_word(bits)

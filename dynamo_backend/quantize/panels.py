@@ -1,9 +1,9 @@
 """The layout of a quantized weight, and what its numbers are.
 
-Four bytes of one output are a word, and 64 outputs a panel, whose words lie beside each other: a register has one word of
-each of as many outputs as it has lanes, an instruction that multiplies four bytes a lane takes it as it is, and what a
-few registers of a panel need comes as one stream. A byte is a number of eight bits, or two
-of four: the low halves of a word are four neighbours along the inputs, the high halves the next four.
+Four bytes of one output are a word, and 64 outputs a panel, whose words lie beside each other: a register has one word
+of each of as many outputs as it has lanes, an instruction that multiplies four bytes a lane takes it as it is, and what
+a few registers of a panel need comes as one stream. A byte is a number of eight bits, or two of four: the low halves of
+a word are four neighbours along the inputs, the high halves the next four.
 """
 
 from __future__ import annotations

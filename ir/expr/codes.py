@@ -80,8 +80,8 @@ def _span(e: Expr) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class DotOperands:
-    """The term of a sum as an instruction takes it: ``left`` varies from lane to lane, and ``right`` does not; ``others``
-    are factors that neighbours along the sum have in common."""
+    """The term of a sum as an instruction takes it: ``left`` varies from lane to lane, and ``right`` does not;
+    ``others`` are factors that neighbours along the sum have in common."""
 
     left: Codes
     right: Expr
@@ -91,8 +91,8 @@ class DotOperands:
 def dot_operands(
     value: Expr, lanes: Collection[sympy.Symbol], depth: Collection[sympy.Symbol], instruction: DotInstruction
 ) -> DotOperands | str:
-    """The operands that an instruction has in a term, where ``lanes`` and ``depth`` are the axes that its lanes and their
-    neighbours move along; or in a sentence why it has none."""
+    """The operands that an instruction has in a term, where ``lanes`` and ``depth`` are the axes that its lanes and
+    their neighbours move along; or in a sentence why it has none."""
     parts = factors(value)
     moving = [f for f in parts if not free_symbols(f).isdisjoint(depth)]
     over = [f for f in moving if not free_symbols(f).isdisjoint(lanes)]

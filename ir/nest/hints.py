@@ -50,8 +50,8 @@ class Hint(Generic[T]):
     ``default`` is what holds where nothing is said, and of the type that the hint takes. Values are ``choices`` where
     there are any, and numbers from ``low`` to ``high``. ``targets`` are "cpu" and "gpu". ``readers`` are the modules
     that read it. ``given_by`` is the primitive, or the step, that sets it; any but "annotate" proves something first.
-    ``others`` are values that users may add to ``choices``. A hint ``of_buffer`` speaks of one parameter and is written ``name:parameter``; the value of one ``of_outputs`` is
-    names of outputs between commas.
+    ``others`` are values that users may add to ``choices``. A hint ``of_buffer`` speaks of one parameter and is written
+    ``name:parameter``; the value of one ``of_outputs`` is names of outputs between commas.
     """
 
     name: str
@@ -214,7 +214,8 @@ DATA_ENDS = Hint(
 )  # fmt: skip
 TENSORIZE = Hint(
     "tensorize", "", _BLOCK, _ALL, Changes.ORDER,
-    ("codegen.triton.program", "codegen.llvm.gemm", "codegen.llvm.dots", "scheduler.primitives.loops.tensorize"),
+    ("codegen.triton.program", "codegen.llvm.gemm", "codegen.llvm.dots", "codegen.llvm.reductions.integers",
+     "scheduler.primitives.loops.tensorize"),
     "The instruction, or the function of a library, that computes the block's tile.", choices=("dot", "gemm"),
     others=DOTS, given_by="tensorize",
 )  # fmt: skip
@@ -242,7 +243,8 @@ GRAIN = Hint(
 )  # fmt: skip
 CASCADE = Hint(
     "cascade", False, _LOOP, _CPU, Changes.ORDER,
-    ("codegen.llvm.loops", "scheduler.rules.cpu.contraction", "scheduler.tuning.order"),
+    ("codegen.llvm.loops", "codegen.llvm.reductions.integers", "scheduler.primitives.analysis.dots",
+     "scheduler.rules.cpu.contraction", "scheduler.tuning.order"),
     "Reductions sum this loop by itself before they add it to what is outside: shorter sums, smaller errors.",
     kinds=_IN_A_THREAD,
 )  # fmt: skip

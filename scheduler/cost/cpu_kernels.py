@@ -50,6 +50,8 @@ TILES = ((8, 3), (6, 4), (7, 3), (12, 2), (10, 2), (11, 2), (9, 2), (5, 4), (16,
 SMALL_TILES = ((4, 3), (6, 2), (3, 4), (5, 2), (4, 2), (7, 1), (10, 1))
 # Rows of a tile of sums that an instruction adds to, and the registers of its columns, at most; and those of one row.
 DOT_ROWS, DOT_VECTORS, DOT_ALONE = 6, 4, 4
+# Words of such a product that are summed by themselves, so that errors stay small, where terms have no groups.
+DOT_RUN = 64
 # Rows that a panel meets from which it is copied.
 PACKED_ROWS = 32
 

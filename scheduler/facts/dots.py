@@ -16,8 +16,8 @@ _DEPTH, _LANES = 4, 4
 
 
 def codes_in(value: Expr, along: sympy.Symbol) -> Codes | None:
-    """The factor of an operand that is a byte less a constant, where what else varies along the sum varies from group to
-    group at most; None where there is none."""
+    """The factor of an operand that is a byte less a constant and varies along the sum; None where there is none, or
+    several."""
     found = [c for f in factors(value) if (c := codes_of(f)) is not None and along in free_symbols(c.value)]
     return found[0] if len(found) == 1 else None
 

@@ -16,11 +16,12 @@ from .accumulators import Accumulator, Reduced, make_slot, position, read
 
 
 def with_integers(ctx: Context, reduced: Reduced, acc: Accumulator, inside: tuple[Loop, ...]) -> Accumulator:
-    """An accumulator of the loops ``inside`` with sums of integers, where an instruction adds those, and no loop in them
-    sums by itself."""
+    """An accumulator of the loops ``inside`` with sums of integers, where an instruction adds those, and no loop in
+    them sums by itself."""
     block = reduced.block
     instruction = DOTS.get(TENSORIZE.of(block))
-    if instruction is None or not instruction.is_whole or any(CASCADE.of(lp) and lp.var in reduced.vars for lp in inside[1:]):
+    parted = any(CASCADE.of(lp) and lp.var in reduced.vars for lp in inside[1:])
+    if instruction is None or not instruction.is_whole or parted:
         return replace(acc, whole=())
     depth, lane = reduced.path[-2:]
     binding = tuple(zip(block.axes, block.bindings, strict=True))

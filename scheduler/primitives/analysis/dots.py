@@ -12,7 +12,7 @@ from ....ir.expr.dots import DotInstruction
 from ....ir.expr.dtypes import DType
 from ....ir.expr.index import is_within, simplify
 from ....ir.expr.value import Expr, IndexValue, is_value, loads, walk
-from ....ir.nest.hints import CASCADE, FACTOR
+from ....ir.nest.hints import CASCADE
 from ....ir.nest.loops import AxisKind, Block, Loop, LoopKind, LoopNest, Update
 from .tree import linear_part
 
@@ -28,7 +28,7 @@ def dot_misfit(nest: LoopNest, block: Block, around: tuple[Loop, ...], instructi
     kinds = (DType.FLOAT32, DType.INT32) if instruction.is_whole else (DType.FLOAT32,)
     if value.dtype not in kinds:
         return f"it sums {value.dtype.value}, and {instruction.name} is for {' and '.join(k.value for k in kinds)}", ""
-    hint = f"its innermost loops are to be a serial one of {instruction.depth} and a vectorized one of {instruction.lanes}"
+    hint = f"its innermost loops are to be a serial one of {instruction.depth}, and {instruction.lanes} lanes in it"
     if len(around) < 2 or len(around[-2].body) != 1 or len(around[-1].body) != 1:
         return "no two loops hold it alone", hint
     depth, lane = around[-2:]
@@ -50,7 +50,7 @@ def dot_misfit(nest: LoopNest, block: Block, around: tuple[Loop, ...], instructi
     own = _own(around, carried)
     inside = _moving(block, own)
     if any(_names(f) & inside for f in operands.others):
-        return "a factor is not the same for all that integers are summed of", f"annotate the loops of a group: {FACTOR.name}"
+        return "a factor differs among terms that are summed together", "let the loops of a group sum by themselves"
     if instruction.is_whole:
         terms = sympy.Mul(*(lp.extent for lp in around if lp.var in own))
         found = codes_of(operands.right)

@@ -21,16 +21,13 @@ from ....ir.expr.value import Expr, IndexValue, free_symbols, is_value, loads, s
 from ....ir.nest.hints import CASCADE, CHAIN
 from ....ir.nest.loops import Block, LoopNest, Update
 from ....ir.target import Target
-from ...cost.cpu_kernels import dot_tile
+from ...cost.cpu_kernels import DOT_RUN, dot_tile
 from ...primitives.analysis.tree import linear_part
 from ...schedule.schedule import Schedule
 from ..analysis import analyse
 from ..registry import Params, Rule, Value
 from .common import merge_rows, parallel_roots
 from .contraction import ProductLoops, take_out
-
-# A sum of floats by itself has so many words at least, where terms have no groups.
-_RUN = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +75,7 @@ def _told_apart(block: Block) -> set[sympy.Symbol]:
     return {f for v in values for e in walk(v) if isinstance(e, IndexValue) for f in e.index.free_symbols}
 
 
-def _fits(
-    nest: LoopNest, block: Block, column: sympy.Symbol, depth: sympy.Symbol, instruction: DotInstruction
-) -> bool:
+def _fits(nest: LoopNest, block: Block, column: sympy.Symbol, depth: sympy.Symbol, instruction: DotInstruction) -> bool:
     """Whether the weight of a sum lies as an instruction wants it."""
     (update,) = block.body
     axes = {a.var: a.extent for a in block.axes}
@@ -177,8 +172,8 @@ def _terms(schedule: Schedule, place: ProductLoops, roles: DotRoles) -> list[str
         schedule.annotate(lp, CHAIN, True)
     if len(serial) == 1 and not roles.instruction.is_whole:
         extent = schedule.extent(serial[0])
-        if extent.is_Integer and extent > _RUN and extent % _RUN == 0:
-            run, words = schedule.split(serial[0], [None, _RUN])
+        if extent.is_Integer and extent > DOT_RUN and extent % DOT_RUN == 0:
+            run, words = schedule.split(serial[0], [None, DOT_RUN])
             schedule.annotate(words, CASCADE, True)
             serial = [run, words]
     return [*serial, *parts]

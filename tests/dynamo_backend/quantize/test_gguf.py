@@ -58,9 +58,8 @@ def test_a_file(tmp_path):
     blocks = torch.randint(0, 256, (2 * 18,), dtype=torch.uint8)
     blocks[:2] = blocks[18:20] = torch.tensor([0, 60], dtype=torch.uint8)  # 1.0
     path = tmp_path / "model.gguf"
-    path.write_bytes(
-        _file([("w", (2, 32), 2, bytes(blocks.tolist())), ("b", (3,), 0, struct.pack("<3f", 1, 2, 3)), ("k", (256,), 12, b"")])
-    )
+    floats = struct.pack("<3f", 1, 2, 3)
+    path.write_bytes(_file([("w", (2, 32), 2, bytes(blocks.tolist())), ("b", (3,), 0, floats), ("k", (256,), 12, b"")]))
     file = torch_mlc.GgufFile(path)
     assert file.keys["general.name"] == "small" and file.keys["list"] == [1, -2, 3]
     weight = file.tensors["w"].read()
