@@ -94,10 +94,10 @@ def register_dot(
     Raises: RegistrationError.
     """
     try:
-        kinds = tuple(map(DType, (left, right, total)))
+        first, second, summed = map(DType, (left, right, total))
     except ValueError as error:
         raise RegistrationError(f"register_dot({name!r}): {error}; types are named as torch names them") from None
-    if any(k not in (DType.UINT8, DType.INT8) for k in kinds[:2]) or kinds[2] is not DType.INT32 or kinds[1] is _U8:
+    if first not in (_U8, _S8) or second is not _S8 or summed is not _I32:
         raise RegistrationError(
             f"register_dot({name!r}): {left} by {right} in {total}: the left operand is uint8 or int8, the right one "
             "int8, and sums are int32"
@@ -113,7 +113,7 @@ def register_dot(
     with LOCK:
         if name in DOTS:
             raise RegistrationError(f"there is an instruction {name!r} already; give yours another name")
-        DOTS[name] = USER_DOTS[name] = DotInstruction(name, feature, lanes, depth, *kinds, llvm)
+        DOTS[name] = USER_DOTS[name] = DotInstruction(name, feature, lanes, depth, first, second, summed, llvm)
         return Registration("dot instruction", name, DOTS[name], partial(_take_back, name))
 
 

@@ -345,7 +345,8 @@ class Products(MadeElements):
         base = self.views.base(name)
         if self.is_too_much(*self.rounded.get(base, (0, 1))):
             return whole
-        value, read = plain, found
+        value: Expr = plain
+        read = found
         if not self.is_too_much(*self.weights.get(base, (0, 1))):
             value = inliner.expand(self.views.resolve(plain, extents))
             read = self.read_by(value)

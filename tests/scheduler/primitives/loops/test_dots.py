@@ -16,21 +16,10 @@ from torch_mlc.scheduler.rules import default_schedule
 from torch_mlc.scheduler.schedule.schedule import Schedule
 
 # A processor of each kind: its name, features, the bytes of its vectors, LLVM's triple, and its mnemonic.
+_AVX512 = "+avx512f,+avx512bw,+avx512vl,+avx512vnni,+fma,+f16c"
 KINDS = {
-    "vpdpbusd.512": (
-        "znver5",
-        "+avx512f,+avx512bw,+avx512vl,+avx512vnni,+fma,+f16c",
-        64,
-        "x86_64-linux-gnu",
-        "vpdpbusd",
-    ),
-    "vpdpbusd.256": (
-        "x86-64",
-        "+avx512f,+avx512bw,+avx512vl,+avx512vnni,+fma,+f16c",
-        32,
-        "x86_64-linux-gnu",
-        "vpdpbusd",
-    ),
+    "vpdpbusd.512": ("znver5", _AVX512, 64, "x86_64-linux-gnu", "vpdpbusd"),
+    "vpdpbusd.256": ("x86-64", _AVX512, 32, "x86_64-linux-gnu", "vpdpbusd"),
     "vpdpbusd.vex": ("alderlake", "+avx2,+fma,+f16c,+avxvnni", 32, "x86_64-linux-gnu", "vpdpbusd"),
     "sdot": ("generic", "+neon,+dotprod", 16, "aarch64-linux-gnu", "sdot"),
 }
@@ -113,7 +102,7 @@ def test_tensorize_wants_parts_of_a_word_written_out():
     schedule.annotate(terms[0], "factor", True)
     schedule.annotate(terms[1], "cascade", True)
     schedule.annotate(terms[1], "factor", True)
-    with pytest.raises(ScheduleError, match="does not hold 4 bytes|may end before"):
+    with pytest.raises(ScheduleError, match=r"does not hold 4 bytes|may end before"):
         schedule.tensorize(name, "vpdpbusd.512")
     schedule.unroll(terms[2])
     schedule.tensorize(name, "vpdpbusd.512")
