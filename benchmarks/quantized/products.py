@@ -2,7 +2,8 @@
 
     python -m benchmarks.quantized.products --outputs 14336 --inputs 4096 --rows 1 4 16
 
-Weights are many enough that no cache holds them. Medians, in microseconds, and gigabytes of weights and scales a second.
+Weights are many enough that no cache holds them. Medians, in microseconds, and gigabytes of weights and scales a
+second.
 """
 
 from __future__ import annotations
