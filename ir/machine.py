@@ -84,6 +84,7 @@ class Machine:
     ``halves``: how many times as fast as float32 a CPU's library multiplies bfloat16, with weights put in order.
     ``link`` is bytes a nanosecond in each direction to the other devices of a group, ``host_link`` to the host's memory
     from a GPU. ``blas`` is the share of oneDNN's rate that BLAS reaches on a CPU in products of float32.
+    ``dots``: how many times as fast as loops of float32 a CPU adds products of bytes up; 0 where it has no instruction.
     """
 
     part: str
@@ -115,6 +116,7 @@ class Machine:
     host_link: float = _PCIE
     libraries: Libraries = Libraries("BLAS", "oneDNN")
     blas: float = 1.0
+    dots: float = 0.0
     pipes: Pipes | None = None
     boost: float = 0.0
 

@@ -129,6 +129,9 @@ class Target:
 # How many times as fast as float32 oneDNN multiplies bfloat16 with these features, the first that a processor has: as
 # measured on Zen 5, and half of what a data sheet says of tiles.
 _HALVES = {"+amx-bf16": 8.0, "+avx512bf16": 4.0}
+# How many times as fast as float32 loops of ours add products of bytes up with these features: four of each lane, and
+# with what is unpacked and scaled between.
+_DOTS = {"+avx512vnni": 3.0, "+avxvnni": 3.0, "+dotprod": 3.0}
 # Of vectors wider than this, products and what they read of memory keep their ratio; narrower ones multiply slower.
 # MKL uses none wider on processors of AMD's.
 _USUAL_VECTOR = 32
@@ -144,12 +147,14 @@ def _machine(target: Target) -> Machine:
     amd = target.arch.startswith("znver")
     features = target.features.split(",")
     halves = next((rate for name, rate in _HALVES.items() if name in features), usual.halves)
+    dots = next((rate for name, rate in _DOTS.items() if name in features), usual.dots)
     narrow = target.onednn and amd and target.vector_bytes > _USUAL_VECTOR
     return replace(
         usual, cores=target.cores, matmul=usual.matmul * share, float32=usual.float32 * share,
         issued=usual.issued * share, block_shared=shared, warp=warp, vector_bytes=target.vector_bytes,
         l1_bytes=target.l1_bytes, l2_bytes=target.l2_bytes, reads_ahead=amd, lanes_alone=amd,
-        halves=halves, blas=0.5 if narrow else 1.0, libraries=usual.libraries if target.libraries else NO_LIBRARIES,
+        halves=halves, dots=dots, blas=0.5 if narrow else 1.0,
+        libraries=usual.libraries if target.libraries else NO_LIBRARIES,
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from ...ir.expr.value import symbol
 from ...ir.nest.hints import CASCADE, HOLD, PREFETCH, PREFETCH_STORES, Hint
 from ...ir.nest.loops import Block, Bound, Loop, LoopKind, Node, Store, Update, map_nodes, walk_nodes
 from ..kernel import EmitError
+from .dots import dot_tile, emit_dot
 from .gemm import emit_gemm, gemm_tile
 from .memory.access import bound_mask, store
 from .memory.index import in_loops, scalar_index, split_linear
@@ -60,6 +61,9 @@ def _loop(ctx: Context, nest: Nest, loop: Loop) -> None:
         return
     if (tile := gemm_tile(loop)) is not None:
         emit_gemm(ctx, *tile)
+        return
+    if (dots := dot_tile(loop)) is not None:
+        emit_dot(ctx, dots)
         return
     run_loop(ctx, nest, loop, Val("0", I64), scalar_index(ctx, in_loops(ctx, loop.extent)))
 

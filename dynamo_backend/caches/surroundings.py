@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import torch
 
+from ...ir.expr.dots import USER_DOTS
 from ...ir.expr.intrinsics import INTRINSICS
 from ...ir.expr.ops import OPS
 from ...runtime.cache.fingerprint import key_of
@@ -51,6 +52,7 @@ def _tables(state: int) -> str:
          *(f"{level} {p.name} {_name(p.function)}" for level, passes in pass_lists() for p in passes), "rules",
          *(f"{r.name} {r.kinds} {sorted(c.name for c in r.can)}" for r in rules.all_rules()), "intrinsics",
          *(f"{OPS[name]} {i.triton if isinstance(i.triton, str) else ''}" for name, i in INTRINSICS.items()),
+         "dots", *map(repr, USER_DOTS.values()),
          "patterns", *(f"{p.name} {p.examples} {_told(p.replacement)}" for p in PATTERNS.values())]
     )  # fmt: skip
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
 
+from ..expr.dots import DOTS
 from .kinds import LoopKind
 
 Value: TypeAlias = bool | int | float | str
@@ -49,8 +50,8 @@ class Hint(Generic[T]):
     ``default`` is what holds where nothing is said, and of the type that the hint takes. Values are ``choices`` where
     there are any, and numbers from ``low`` to ``high``. ``targets`` are "cpu" and "gpu". ``readers`` are the modules
     that read it. ``given_by`` is the primitive, or the step, that sets it; any but "annotate" proves something first.
-    A hint ``of_buffer`` speaks of one parameter and is written ``name:parameter``; the value of one ``of_outputs`` is
-    names of outputs between commas.
+    ``others`` are values that users may add to ``choices``. A hint ``of_buffer`` speaks of one parameter and is written
+    ``name:parameter``; the value of one ``of_outputs`` is names of outputs between commas.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Hint(Generic[T]):
     low: int = 0
     high: int | None = None
     choices: tuple[T, ...] = ()
+    others: Collection[str] = ()
     given_by: str = "annotate"
     of_buffer: bool = False
     of_outputs: bool = False
@@ -86,7 +88,7 @@ class Hint(Generic[T]):
     def values(self) -> str:
         """The values that it takes, in words."""
         if self.choices:
-            return ", ".join(map(repr, self.choices))
+            return ", ".join(map(repr, (*self.choices, *self.others)))
         if self.of_outputs:
             return "names of outputs between commas"
         if isinstance(self.default, bool):
@@ -97,7 +99,7 @@ class Hint(Generic[T]):
         if type(value) is not type(self.default):
             return False
         if self.choices:
-            return value in self.choices
+            return value in self.choices or value in self.others
         if isinstance(value, (bool, str)):
             return True
         return value >= self.low and (self.high is None or value <= self.high)  # type: ignore[operator]
@@ -105,7 +107,7 @@ class Hint(Generic[T]):
     def nearest(self, value: object) -> str:
         """The right value that is nearest to a wrong one, as text; "" where none is near."""
         if isinstance(value, str):
-            near = get_close_matches(value, list(map(str, self.choices)), n=1)
+            near = get_close_matches(value, list(map(str, (*self.choices, *self.others))), n=1)
             return repr(near[0]) if near else ""
         if isinstance(value, bool) or isinstance(self.default, (bool, str)) or not isinstance(value, (int, float)):
             return ""
@@ -212,9 +214,10 @@ DATA_ENDS = Hint(
 )  # fmt: skip
 TENSORIZE = Hint(
     "tensorize", "", _BLOCK, _ALL, Changes.ORDER,
-    ("codegen.triton.program", "codegen.llvm.gemm", "scheduler.primitives.loops.tensorize"),
+    ("codegen.triton.program", "codegen.llvm.gemm", "codegen.llvm.dots", "codegen.llvm.reductions.integers",
+     "scheduler.primitives.loops.tensorize"),
     "The instruction, or the function of a library, that computes the block's tile.", choices=("dot", "gemm"),
-    given_by="tensorize",
+    others=DOTS, given_by="tensorize",
 )  # fmt: skip
 OPERANDS = Hint(
     "operands", "", _BLOCK, _GPU, Changes.ROUNDING, ("codegen.triton.products.dot",),
@@ -240,7 +243,8 @@ GRAIN = Hint(
 )  # fmt: skip
 CASCADE = Hint(
     "cascade", False, _LOOP, _CPU, Changes.ORDER,
-    ("codegen.llvm.loops", "scheduler.rules.cpu.contraction", "scheduler.tuning.order"),
+    ("codegen.llvm.loops", "codegen.llvm.reductions.integers", "scheduler.primitives.analysis.dots",
+     "scheduler.rules.cpu.contraction", "scheduler.tuning.order"),
     "Reductions sum this loop by itself before they add it to what is outside: shorter sums, smaller errors.",
     kinds=_IN_A_THREAD,
 )  # fmt: skip

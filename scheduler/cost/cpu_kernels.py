@@ -48,6 +48,10 @@ TILE_ROWS, TILE_TERMS, TILE_LEAST, TILE_PANELS = 5, 256, 32, 128
 # Rows and vectors of such tiles, the best first, with 32 registers and with 16. Loads for a term are as many as both.
 TILES = ((8, 3), (6, 4), (7, 3), (12, 2), (10, 2), (11, 2), (9, 2), (5, 4), (16, 1), (14, 1), (24, 1))
 SMALL_TILES = ((4, 3), (6, 2), (3, 4), (5, 2), (4, 2), (7, 1), (10, 1))
+# Rows of a tile of sums that an instruction adds to, and the registers of its columns, at most; and those of one row.
+DOT_ROWS, DOT_VECTORS, DOT_ALONE = 6, 4, 8
+# Words of such a product that are summed by themselves, so that errors stay small, where terms have no groups.
+DOT_RUN = 64
 # Rows that a panel meets from which it is copied.
 PACKED_ROWS = 32
 
@@ -135,3 +139,14 @@ def stencil_sums(machine: Machine) -> tuple[int, ...]:
     """Sums of a stencil in flight, the default first: as many as two units with a latency of four ask for, where there
     are registers for them."""
     return (8, 4, 2, 6, 1) if has_more_registers(machine) else (4, 2, 6, 8, 1)
+
+
+def dot_tile(machine: Machine, rows: int, panels: int) -> tuple[int, int]:
+    """Rows and registers of columns whose sums an instruction adds to at a time. One row has as many columns as hide
+    how long a sum waits for the one before."""
+    sums = 30 if has_more_registers(machine) else 14
+    if rows == 1:
+        return 1, max(1, min(DOT_ALONE, sums // 3, panels // machine.cores))
+    wide = max(1, min(DOT_VECTORS, panels // machine.cores))
+    tall = min(rows, DOT_ROWS, max(1, sums // (wide + 1)))
+    return min((tall, tall - 1, tall - 2), key=lambda r: (-rows % r if r > 0 else rows, -r)), wide

@@ -17,8 +17,9 @@ from ...ir.expr.value import Expr, Index, Load, flops, is_value, length, loads, 
 from ...ir.graph.graph import Compute, Graph, Library, Node, Ref, TensorType, node_values, uses
 from ...ir.graph.graph import Reduction as ReductionNode
 from ...ir.target import has_kernels
+from .dots import codes_in, lies_in_words
 from .fusion_nodes import is_cheap
-from .prologues import Inliner, MadeElements, Prologue, as_joined, gathered_of, is_aligned, prologue_of
+from .prologues import Inliner, MadeElements, Prologue, as_joined, gathered_of, is_aligned, is_rounded, prologue_of
 from .row_factors import Factored, factored
 
 T = TypeVar("T")
@@ -53,7 +54,8 @@ class Operand:
     the tensor, ``read`` those that it loads then, ``flops`` what an element costs to make. ``stop`` says why this
     reaches no further. ``is_wide`` where rows of all that is loaded start at multiples of 16 bytes, so that copies of
     tiles may be so wide, ``is_aligned`` where those of the tensor do. ``prologue`` is there where nothing is packed and
-    the product could make it. ``is_given`` where no node of the graph makes it.
+    the product could make it. ``is_given`` where no node of the graph makes it. ``codes`` where it is bytes less a
+    constant with scales, ``in_words`` where those bytes lie in words of neighbours along the sum, columns side by side.
     """
 
     name: str
@@ -68,6 +70,8 @@ class Operand:
     is_aligned: bool = True
     prologue: Prologue | None = None
     is_given: bool = False
+    codes: bool = False
+    in_words: bool = False
 
     @property
     def is_packed(self) -> bool:
@@ -190,14 +194,15 @@ class Products(MadeElements):
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph)
         self.weights = self._weights()
+        self.rounded = self._weights(narrow=True)
         self.made_again = self._made_again()
 
-    def _weights(self) -> dict[str, tuple[int, int]]:
+    def _weights(self, narrow: bool = False) -> dict[str, tuple[int, int]]:
         """Operations and nodes of what each element-wise tensor is made of: a residual stream goes back through all
-        layers, so this is known before anything is written out."""
+        layers, so this is known before anything is written out. ``narrow``: of bytes that were rounded at most."""
         found: dict[str, tuple[int, int]] = {}
         for name, maker in self.makers.items():
-            if name in self.gathering:
+            if name in self.gathering or (narrow and is_rounded(maker)):
                 continue
             cost, nodes = flops(maker.value), 0
             for e in walk(maker.value):
@@ -337,10 +342,22 @@ class Products(MadeElements):
         given = self.made.get(self.views.base(name)) is None
         wide = self.is_wide(plain)
         whole = Operand(name, kind, plain, Factored(plain), found, found, 0, stop, wide, aligned, None, given)
-        if self.is_too_much(*self.weights.get(self.views.base(name), (0, 1))):
+        base = self.views.base(name)
+        if self.is_too_much(*self.rounded.get(base, (0, 1))):
             return whole
-        value = inliner.expand(self.views.resolve(plain, extents))
-        read = sum(hint(self.types[n].nbytes) for n in {ld.buffer for ld in loads(value)})
+        value: Expr = plain
+        read = found
+        if not self.is_too_much(*self.weights.get(base, (0, 1))):
+            value = inliner.expand(self.views.resolve(plain, extents))
+            read = self.read_by(value)
+        if read >= found and not inliner.gathers and self.rounded.get(base) != self.weights.get(base):
+            # What was rounded on purpose is read as it is then, not made again of what it was rounded from.
+            narrow = Inliner(self, extents, R0, narrow=True)
+            rounded = narrow.expand(self.views.resolve(plain, extents))
+            if self.read_by(rounded) < found:
+                inliner, value, read = narrow, rounded, self.read_by(rounded)
+        if value is plain and base in self.weights and self.is_too_much(*self.weights[base]):
+            return whole
         if self.is_too_much(flops(value), length(value)):
             return whole
         stop = inliner.stop or self._stop(value)
@@ -354,7 +371,12 @@ class Products(MadeElements):
         prologue = prologue_of(self, value, parts, found, read, extents, R0) if read >= found else None
         if prologue is None and read >= found and inliner.gathers:
             prologue = gathered_of(self, name, plain, extents, R0, len(self.products_of(name)))
-        return Operand(name, kind, plain, made, found, read, cost, stop, wide, aligned, prologue, given)
+        codes = codes_in(made.rest, R0)
+        column = next((i for i in reversed(indices) if i != R0 and isinstance(i, sympy.Symbol)), None)
+        words = codes is not None and column is not None and lies_in_words(codes, column, R0, self.types)
+        return Operand(
+            name, kind, plain, made, found, read, cost, stop, wide, aligned, prologue, given, codes is not None, words
+        )
 
     def products_of(self, name: str) -> list[Node]:
         """The products that read a tensor."""

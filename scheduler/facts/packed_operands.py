@@ -7,8 +7,10 @@ from typing import Protocol
 
 import sympy
 
+from ...ir.expr.dtypes import DType
 from ...ir.expr.monoid import SUM, Monoid
-from ...ir.expr.value import Call, Cast, Expr, Load, free_symbols, is_value, loads
+from ...ir.expr.product import BYTES
+from ...ir.expr.value import Call, Cast, Expr, Load, free_symbols, is_value, loads, walk
 from ...ir.graph.graph import Compute, Graph, Reduction, Scan, TensorType
 from ...ir.target import fills_windows
 
@@ -27,6 +29,8 @@ class MadeTensor(Protocol):
     def monoid(self) -> Monoid | None: ...
     @property
     def loads(self) -> tuple[Load, ...]: ...
+    @property
+    def values(self) -> tuple[Expr, ...]: ...
 
 
 def packed_for(
@@ -36,8 +40,8 @@ def packed_for(
     extents: Mapping[sympy.Symbol, sympy.Expr],
     graph: Graph,
 ) -> frozenset[str]:
-    """The tensors that a sum of products reads for many terms each, and that are other tensors laid out otherwise: as
-    those lie, each vector would be gathered."""
+    """The tensors that a sum of products reads for many terms each, and that are other tensors laid out otherwise (as
+    those lie, each vector would be gathered), or rounded to bytes."""
     if not isinstance(node, Reduction) or node.monoid is not SUM or not fills_windows(node.types[0].device):
         return frozenset()
     value = values[0]
@@ -53,8 +57,14 @@ def packed_for(
         if (made := nodes.get(ld.buffer)) is not None
         and made.monoid is None
         and hint(made.types[0].numel) * REUSED <= terms
-        and _is_laid_out(made, types)
+        and (_is_laid_out(made, types) or rounds(made.types[0].dtype, made.values))
     )
+
+
+def rounds(dtype: DType, values: Sequence[Expr]) -> bool:
+    """Whether values of a type are bytes that floats are rounded to."""
+    parts = (e for v in values for e in walk(v)) if dtype in BYTES else ()
+    return any(isinstance(e, Cast) and e.dtype in BYTES and e.value.dtype.is_float for e in parts)
 
 
 def _is_laid_out(made: MadeTensor, types: Mapping[str, TensorType]) -> bool:
@@ -73,4 +83,4 @@ def _is_contiguous(load: Load, along: sympy.Symbol, types: Mapping[str, TensorTy
     return bool(sympy.diff(places, along) == 1)
 
 
-__all__ = ["packed_for"]
+__all__ = ["packed_for", "rounds"]

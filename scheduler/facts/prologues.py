@@ -32,6 +32,7 @@ from ...ir.graph.facts import makers_of
 from ...ir.graph.graph import Compute, Graph, Library, Node, TensorType, node_values
 from ...ir.graph.graph import Reduction as ReductionNode
 from .digits import Extents, refine
+from .packed_operands import rounds
 from .row_factors import Factored, factored
 from .views import map_value, readers_of, results_of, views_of
 
@@ -87,6 +88,11 @@ class MadeElements:
             extents = dict(zip(maker.axes, maker.type.shape, strict=True))
             self.resolved[maker.name] = self.views.resolve(maker.value, extents)
         return self.resolved[maker.name]
+
+    def read_by(self, value: Expr) -> int:
+        """The bytes of all tensors that a value is made of."""
+        hint = self.graph.symbols.hint
+        return sum(hint(self.types[n].nbytes) for n in {ld.buffer for ld in loads(value)})
 
     def stays(self, maker: Node) -> bool:
         """Whether something beside one element-wise node needs what a node makes in memory."""
@@ -200,7 +206,8 @@ def _selects(e: Expr) -> list[Select]:
 @dataclass(slots=True)
 class Inliner:
     """Replaces loads by what they are made of, as far as point-wise producers reach, and ``through`` indices that data
-    give, where those do not vary ``along`` the sum; ``gathers`` where it has met any."""
+    give, where those do not vary ``along`` the sum; ``gathers`` where it has met any. ``narrow``: not through what was
+    rounded to bytes, nor what takes no more memory than what it is made of."""
 
     products: MadeElements
     extents: Extents
@@ -208,6 +215,7 @@ class Inliner:
     stop: str = ""
     through: bool = False
     gathers: bool = False
+    narrow: bool = False
 
     def expand(self, value: Expr) -> Expr:
         return rewrite(value, self._made)
@@ -223,10 +231,17 @@ class Inliner:
                 return None
         elif any(map(is_value, e.indices)) and products.stays(maker):
             return None
+        if self.narrow and is_rounded(maker):
+            self.stop = f"{maker.name} is rounded to a byte"
+            return None
         made = map_value(products.definition(maker), dict(zip(maker.axes, e.indices, strict=True)))
         if self.through and not all(self._is_row(ld) for ld in loads(made)):
             return None
-        return self.expand(rewrite(made, lambda _: None, lambda i: simplify(i, self.extents, table)))
+        found = self.expand(rewrite(made, lambda _: None, lambda i: simplify(i, self.extents, table)))
+        if self.narrow and products.graph.symbols.hint(maker.type.nbytes) <= products.read_by(found):
+            self.stop = f"{maker.name} takes no more memory than what it is made of"
+            return None
+        return found
 
     def _is_row(self, load: Load) -> bool:
         """Whether the places that data name in a tensor are the same along the sum, and are those of rows."""
@@ -234,6 +249,11 @@ class Inliner:
         places = [(i, s) for i, s in zip(load.indices, strides, strict=True) if is_value(i)]
         fixed = self.along not in free_symbols(load)
         return fixed or all(self.along not in free_symbols(i) and s != 1 for i, s in places)  # type: ignore[arg-type]
+
+
+def is_rounded(maker: Compute) -> bool:
+    """Whether a tensor holds bytes that were rounded from floats."""
+    return rounds(maker.type.dtype, (maker.value,))
 
 
 def without_places(value: Expr) -> Expr:

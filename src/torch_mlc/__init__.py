@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     from .dynamo_backend.export.export import export
     from .dynamo_backend.export.load import load
     from .dynamo_backend.patterns.register import register_pattern
+    from .dynamo_backend.quantize.errors import QuantizeError
+    from .dynamo_backend.quantize.gguf import GgufFile, from_gguf_blocks, to_gguf_blocks
+    from .dynamo_backend.quantize.model import quantize_
+    from .dynamo_backend.quantize.modules import QuantizedEmbedding, QuantizedLinear, QuantizedWeight, pack_weight
     from .dynamo_backend.reports.page.compare import compare
+    from .ir.expr.dots import register_dot
     from .ir.expr.formula import Formula
     from .ir.expr.intrinsics import register_intrinsic
     from .ir.graph.graph import IRModule
@@ -37,22 +42,28 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "Attribution", "ExportError", "Formula", "IRModule", "MemoryStats", "NoConversion", "OptionError", "Options",
-    "Registration", "RegistrationError", "Rule", "Schedule", "ScheduleError", "Trace", "__version__", "attribute",
-    "compare", "compile", "empty_cache", "explain", "export", "from_fx", "load", "load_cache_artifacts",
-    "memory_stats", "parse", "register_converter", "register_intrinsic", "register_pass", "register_pattern",
-    "register_rule", "schedule", "show",
+    "Attribution", "ExportError", "Formula", "GgufFile", "IRModule", "MemoryStats", "NoConversion", "OptionError",
+    "Options", "QuantizeError", "QuantizedEmbedding", "QuantizedLinear", "QuantizedWeight", "Registration",
+    "RegistrationError", "Rule", "Schedule", "ScheduleError", "Trace", "__version__", "attribute", "compare", "compile",
+    "empty_cache", "explain", "export", "from_fx", "from_gguf_blocks", "load", "load_cache_artifacts", "memory_stats",
+    "pack_weight", "parse", "quantize_", "register_converter", "register_dot", "register_intrinsic", "register_pass",
+    "register_pattern", "register_rule", "schedule", "show", "to_gguf_blocks",
 ]  # fmt: skip
 
 _HOME = {
     "Attribution": "dynamo_backend.attribution.attribution",
     "ExportError": "dynamo_backend.export.errors",
     "Formula": "ir.expr.formula",
+    "GgufFile": "dynamo_backend.quantize.gguf",
     "IRModule": "ir.graph.graph",
     "MemoryStats": "runtime.pool.pool",
     "NoConversion": "dynamo_backend.converters.registry",
     "OptionError": "runtime.settings.options",
     "Options": "runtime.settings.options",
+    "QuantizeError": "dynamo_backend.quantize.errors",
+    "QuantizedEmbedding": "dynamo_backend.quantize.modules",
+    "QuantizedLinear": "dynamo_backend.quantize.modules",
+    "QuantizedWeight": "dynamo_backend.quantize.modules",
     "Registration": "ir.registration",
     "RegistrationError": "ir.registration",
     "Rule": "scheduler.rules.registry",
@@ -66,17 +77,22 @@ _HOME = {
     "explain": "dynamo_backend.explaining.explain",
     "export": "dynamo_backend.export.export",
     "from_fx": "dynamo_backend.entry.modules",
+    "from_gguf_blocks": "dynamo_backend.quantize.gguf",
     "load": "dynamo_backend.export.load",
     "load_cache_artifacts": "runtime.compile.artifacts",
     "memory_stats": "runtime.pool.pool",
+    "pack_weight": "dynamo_backend.quantize.modules",
     "parse": "ir.text.parser",
+    "quantize_": "dynamo_backend.quantize.model",
     "register_converter": "dynamo_backend.converters.register",
+    "register_dot": "ir.expr.dots",
     "register_intrinsic": "ir.expr.intrinsics",
     "register_pass": "dynamo_backend.compiling.register",
     "register_pattern": "dynamo_backend.patterns.register",
     "register_rule": "scheduler.rules.register",
     "schedule": "scheduler.schedule.overrides",
     "show": "ir.text.printer",
+    "to_gguf_blocks": "dynamo_backend.quantize.gguf",
 }
 
 

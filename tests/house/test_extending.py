@@ -13,6 +13,7 @@ import torch_mlc
 from torch_mlc.dynamo_backend.compiling.pass_lists import USER_PASSES
 from torch_mlc.dynamo_backend.converters.register import new_ops
 from torch_mlc.dynamo_backend.patterns.register import PATTERNS
+from torch_mlc.ir.expr.dots import USER_DOTS
 from torch_mlc.ir.expr.intrinsics import INTRINSICS
 from torch_mlc.scheduler.rules import USER_RULES
 
@@ -44,7 +45,7 @@ def test_an_example(heading: str, tmp_path: Path) -> None:
         for value in vars(module).values():
             if isinstance(value, torch_mlc.Registration):
                 value.remove()
-    assert not (new_ops() or INTRINSICS or PATTERNS or USER_PASSES or USER_RULES), (
+    assert not (new_ops() or INTRINSICS or PATTERNS or USER_PASSES or USER_RULES or USER_DOTS), (
         "each registration has a name in the example"
     )
 

@@ -36,6 +36,8 @@ ALLOWED = {
     "facts/prologues.py": {
         "INLINE_FLOPS": TEXT, "INLINE_NODES": TEXT, "WIDE": "bytes of the widest copy, of every machine",
     },
+    "facts/dots.py": dict.fromkeys(("_DEPTH", "_LANES"), "the least that any declared instruction takes"),
+    "primitives/analysis/dots.py": {"_MOST": FORM},
     "facts/digits.py": {"LEAST_STEP": RATIO, "MOST_STEPS": TEXT},
     "facts/fusion_nodes.py": dict.fromkeys(
         ("INLINE_FLOPS", "INLINE_NODES", "CONCAT_NODES", "SUBSTITUTION_DEPTH", "CHEAP_FLOPS", "LONG_ROW"), TEXT),

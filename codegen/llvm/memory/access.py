@@ -14,6 +14,7 @@ import sympy
 
 from ....ir.errors import IRError
 from ....ir.expr.dtypes import DType
+from ....ir.expr.index import simplify
 from ....ir.expr.value import Index, is_value
 from ....ir.nest.loops import Bound
 from ..text.builder import Val
@@ -68,6 +69,11 @@ def address(
         base = ctx.b.op(f"getelementptr inbounds {element}, ptr {base}, i64 {scaled.name}")
     lanes = [(v, s) for v, s in computed if v.lanes]
     parts = split_linear(offset, ctx.vector[0]) if ctx.vector else (offset, sympy.S.Zero)
+    if parts is None and ctx.vector is not None:  # lanes within one digit of an index that is divided
+        simpler = simplify(offset, ctx.extents, ctx.nest.symbols)
+        if simpler != offset:
+            offset = sympy.expand(simpler)
+            parts = split_linear(offset, ctx.vector[0])
     if parts is not None and parts[1].is_Integer and not lanes and int(parts[1]) in (0, 1):
         plain = offset if not computed else None
         return Address(element_pointer(ctx, base, parts[0], element), int(parts[1]), base, plain)

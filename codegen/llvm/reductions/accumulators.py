@@ -53,6 +53,9 @@ class Accumulator:
     # What is combined at each step, and what multiplies the whole at the end.
     values: tuple[Expr, ...] = ()
     factor: Expr | None = None
+    # Where an instruction adds integers: their sums, and what they are too much by, the same for all ``columns``.
+    whole: tuple[Slot, ...] = ()
+    columns: frozenset[sympy.Symbol] = frozenset()
     # The index of the first element, where elements come by rising index and the monoid can make use of that.
     first: IndexValue | None = None
 
@@ -152,8 +155,10 @@ def identity(ctx: Context, update: Update) -> list[Val]:
 
 
 def clear(ctx: Context, acc: Accumulator) -> None:
-    for slot, neutral in zip(acc.slots, identity(ctx, acc.update), strict=True):
-        value = ctx.b.splat(neutral, slot.lanes)
+    none = [ctx.b.const(0, s.dtype) for s in acc.whole]
+    neutral = zip((*acc.slots, *acc.whole), (*identity(ctx, acc.update), *none), strict=True)
+    for slot, start in neutral:
+        value = ctx.b.splat(start, slot.lanes)
         if acc.size <= 16 or all(d.kind is LoopKind.UNROLLED for d in acc.dims):
             for k in range(acc.size):
                 ctx.b.line(f"store {value}, ptr {element(ctx, slot, str(k))}")

@@ -38,6 +38,7 @@ from .accumulators import (
     varying,
 )
 from .factor import factored
+from .integers import gathered, with_integers
 from .scans import prefix
 
 # Past this many bytes accumulators no longer stay in the first-level cache: the targets themselves are updated.
@@ -80,7 +81,7 @@ def begin(ctx: Context, reduced: Reduced, loop: Loop) -> list[Accumulator] | Non
                 make_slot(ctx, acc.size, value.dtype, lanes if v else 0)
                 for value, v in zip(statement.values, varies, strict=True)
             ]
-            acc = replace(acc, slots=tuple(slots))
+            acc = with_integers(ctx, reduced, replace(acc, slots=tuple(slots)), inside)
             clear(ctx, acc)
             ctx.accumulators[reduced.block.name, k] = acc
             result.append(acc)
@@ -116,6 +117,7 @@ def begin_cascade(ctx: Context, reduced: Reduced, loop: Loop) -> list[tuple[Accu
         own, factor = factored(reduced.block, statement.monoid, outer.values, loop, inside)
         slots = tuple(make_slot(ctx, outer.size, s.dtype, s.lanes) for s in outer.slots)
         inner = replace(outer, slots=slots, nested=True, values=own, factor=factor)
+        inner = with_integers(ctx, reduced, inner, inside)
         clear(ctx, inner)
         ctx.accumulators[reduced.block.name, k] = inner
         pairs.append((outer, inner))
@@ -162,7 +164,7 @@ def finish_cascade(ctx: Context, outer: Accumulator, inner: Accumulator) -> None
     for key, value in ctx.accumulators.items():
         if value is inner:
             ctx.accumulators[key] = outer
-    if inner.factor is None:
+    if inner.factor is None and not inner.whole:
         for k in range(outer.size):
             _join(ctx, outer, inner, str(k))
         return
@@ -182,7 +184,7 @@ def _join_dims(ctx: Context, outer: Accumulator, inner: Accumulator, dims: list[
 
 def _join(ctx: Context, outer: Accumulator, inner: Accumulator, index: str) -> None:
     x = [read(ctx, slot, index) for slot in outer.slots]
-    y = _whole(ctx, inner, [read(ctx, slot, index) for slot in inner.slots])
+    y = _whole(ctx, inner, gathered(ctx, inner, index))
     for slot, value in zip(outer.slots, combined(ctx, outer.update, x, y), strict=True):
         ctx.b.line(f"store {ctx.b.splat(value, slot.lanes)}, ptr {element(ctx, slot, index)}")
 
@@ -342,8 +344,10 @@ def finish(ctx: Context, acc: Accumulator) -> None:
 def _at_targets(ctx: Context, acc: Accumulator) -> Iterator[None]:
     """Where the targets are: lanes over them, or none where lanes ran along the reduction."""
     old_axes, old_vector, old_block = ctx.axes, ctx.vector, ctx.block
-    old_mask, old_block_mask = ctx.mask, ctx.block_mask
+    old_mask, old_block_mask, old_extents = ctx.mask, ctx.block_mask, ctx.extents
     ctx.axes = dict(zip((a.var for a in acc.block.axes), acc.block.bindings, strict=True))
+    inside = (*acc.dims, *([acc.vector] if acc.vector is not None else ()))
+    ctx.extents = {**ctx.extents, **{lp.var: lp.extent for lp in inside}}
     ctx.block = acc.block
     if acc.across is not None:
         ctx.vector = None
@@ -351,7 +355,7 @@ def _at_targets(ctx: Context, acc: Accumulator) -> Iterator[None]:
         ctx.vector = (acc.vector.var, acc.lanes)
     yield
     ctx.axes, ctx.vector, ctx.block = old_axes, old_vector, old_block
-    ctx.mask, ctx.block_mask = old_mask, old_block_mask
+    ctx.mask, ctx.block_mask, ctx.extents = old_mask, old_block_mask, old_extents
     ctx.values = {}
 
 
@@ -404,8 +408,7 @@ def _finish_one(ctx: Context, acc: Accumulator) -> None:
     for choice in _choices(interleaved):
         for var, k in choice.items():
             ctx.indices[var] = ctx.b.const(k, DType.INT64)
-        index = position(ctx, acc)
-        states.append([read(ctx, slot, index) for slot in acc.slots])
+        states.append(gathered(ctx, acc, position(ctx, acc)))
         for var in choice:
             del ctx.indices[var]
     while len(states) > 1:  # as a tree: shorter chains, smaller errors

@@ -19,7 +19,7 @@ from ....ir.expr.dtypes import DType
 from ....ir.expr.value import Load
 from ....ir.machine import Machine
 from ...facts.contraction import R0, Decision, LibraryProduct, Operand
-from ..cpu_kernels import PANEL_TILE, product_tile
+from ..cpu_kernels import DOT_ROWS, PANEL_TILE, product_tile
 
 # One core of Zen 3, in nanoseconds, beside the rates of a machine: an element of the weight that BLAS puts in order; a
 # byte of memory that is new at each call, as allocations past 32 MiB are. Only their ratios matter.
@@ -30,6 +30,8 @@ NEW_PAST = 32 << 20
 MATRIX, SMALL, PLAIN = 400.0, 1 / 5, 1 / 12
 # Rows that share one conversion of an operand's elements: as many as have their sums in registers.
 ROWS = 4
+# How many times as fast as other loops of ours those are whose weight lies in registers' worth of bytes.
+WORDS_RATE = 1.5
 # Of oneDNN beside MKL on one core of Zen 5: rows from which it reads a plain weight as fast, and what more a call
 # takes, in calls of BLAS.
 ONEDNN_ROWS, ONEDNN_CALL = 4, 14.0
@@ -49,6 +51,8 @@ def decide_cpu(product: LibraryProduct, machine: Machine, fast: bool = True) -> 
     packed = (a.is_packed and product.n * 4 >= product.m, b.is_packed)
     if product.n > product.m * 4:
         packed = (False, b.is_packed)
+    if _adds_bytes(product, machine):
+        packed = (True, True)
     sizes = f"{product.m} x {product.k} x {product.n}"
     if not machine.calls_libraries:
         return Decision(True, f"matrix product: {sizes} in loops, for no library may be called", packed)
@@ -190,9 +194,17 @@ def _library_time(p: LibraryProduct, packed: tuple[bool, bool], machine: Machine
 def _loop_time(p: LibraryProduct, packed: tuple[bool, bool], machine: Machine) -> float:
     """One visit of what is read; elements are made once for every block of rows."""
     both = tuple(zip((p.a, p.b), packed, strict=True))
+    rows, rate = ROWS, machine.float32
+    if p.b.in_words and packed[1]:  # in registers as instructions want it, for more rows
+        rows, rate = DOT_ROWS, rate * (machine.dots if _adds_bytes(p, machine) else WORDS_RATE)
     read = sum(o.read if is_packed else o.bytes for o, is_packed in both)
-    made = sum(_making(o, machine) for o, is_packed in both if is_packed) * -(-p.m // ROWS)
-    return max(read / machine.bandwidth, made + _flops(p) / machine.float32)
+    made = sum(_making(o, machine) for o, is_packed in both if is_packed) * -(-p.m // rows)
+    return max(read / machine.bandwidth, made + _flops(p) / rate)
+
+
+def _adds_bytes(p: LibraryProduct, machine: Machine) -> bool:
+    """Whether an instruction adds products of both operands up as integers: they are read as they are then."""
+    return bool(machine.dots) and p.a.codes and p.b.codes and p.b.in_words
 
 
 def _making(o: Operand, machine: Machine) -> float:

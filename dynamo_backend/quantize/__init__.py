@@ -1,0 +1,1 @@
+"""Models with weights of four or eight bits: modules whose forward is ordinary PyTorch over a layout for kernels."""
