@@ -50,7 +50,8 @@ class Hint(Generic[T]):
     there are any, and numbers from ``low`` to ``high``. ``targets`` are "cpu" and "gpu". ``readers`` are the modules
     that read it. ``given_by`` is the primitive, or the step, that sets it; any but "annotate" proves something first.
     A hint ``of_buffer`` speaks of one parameter and is written ``name:parameter``; the value of one ``of_outputs`` is
-    names of outputs between commas.
+    names of outputs between commas, that of one ``of_locals`` pairs of a loop and a local
+    buffer, ``loop:local``.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Hint(Generic[T]):
     given_by: str = "annotate"
     of_buffer: bool = False
     of_outputs: bool = False
+    of_locals: bool = False
 
     def key(self, buffer: str) -> str:
         """The name under which it speaks of one buffer."""
@@ -89,6 +91,8 @@ class Hint(Generic[T]):
             return ", ".join(map(repr, self.choices))
         if self.of_outputs:
             return "names of outputs between commas"
+        if self.of_locals:
+            return "loop:local, between commas"
         if isinstance(self.default, bool):
             return "True, False"
         return f"{self.low} to {self.high}" if self.high is not None else f"{self.low} or more"
@@ -204,6 +208,16 @@ FULL_TILES = Hint(
     "Iterations in which masks of positions and tails are decided for all lanes run in a loop of their own, without "
     "them, ahead of the others.",
     kinds=(LoopKind.SERIAL,),
+)  # fmt: skip
+LIVE_FROM = Hint(
+    "live_from", "", _BLOCK, _ALL, Changes.SPEED, ("codegen.triton.emit", "codegen.llvm.memory.limits"),
+    "The block does nothing in iterations of a loop before the number in a local buffer where that loop begins.",
+    given_by="decompose_online", of_locals=True,
+)  # fmt: skip
+LIVE_TO = Hint(
+    "live_to", "", _BLOCK, _ALL, Changes.SPEED, ("codegen.triton.emit", "codegen.llvm.memory.limits"),
+    "The block does nothing in iterations of a loop from the number in a local buffer on, where that loop begins.",
+    given_by="decompose_online", of_locals=True,
 )  # fmt: skip
 DATA_ENDS = Hint(
     "data_ends", False, _LOOP, _GPU, Changes.SPEED, ("codegen.triton.emit",),

@@ -271,16 +271,18 @@ def fails(c: Expr) -> Facts:
     return _compared(c, negated=True)
 
 
-_NEGATED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
+COMPARISONS = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
 
 
 def _compared(c: Expr, negated: bool) -> Facts:
-    if not isinstance(c, Call) or c.fn not in _NEGATED:
+    if isinstance(c, Call) and c.fn in ("eq", "ne") and (chosen := _choice_of_constants(c)) is not None:
+        return fails(chosen) if negated else holds(chosen)
+    if not isinstance(c, Call) or c.fn not in COMPARISONS:
         return []
     x, y = (_position(a) for a in c.args)
     if x is None or y is None:
         return []
-    match _NEGATED[c.fn] if negated else c.fn:
+    match COMPARISONS[c.fn] if negated else c.fn:
         case "lt":
             return [sympy.expand(x - y)]
         case "le":
@@ -292,6 +294,16 @@ def _compared(c: Expr, negated: bool) -> Facts:
         case "ne":
             return [sympy.expand(x - y), sympy.expand(y - x)]
     return []
+
+
+def _choice_of_constants(c: Call) -> Expr | None:
+    """The comparison of a number with one of two numbers, as the condition that chooses."""
+    for chosen, other in (c.args, c.args[::-1]):
+        match chosen, other:
+            case Select(condition, Const(a, _), Const(b, _)), Const(number, _):
+                yes, no = ((x == number) == (c.fn == "eq") for x in (a, b))
+                return Select(condition, const(yes, DType.BOOL), const(no, DType.BOOL))
+    return None
 
 
 def _position(e: Expr) -> sympy.Expr | None:
