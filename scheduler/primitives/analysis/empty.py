@@ -336,6 +336,10 @@ def unread_where_empty(nest: LoopNest, block: Block, asked: str) -> None:
     """
     (update,) = block.body
     assert isinstance(update, Update)
+    _unread(nest, block, update, asked)
+
+
+def _unread(nest: LoopNest, block: Block, update: Update, asked: str) -> None:
     top, *rest = (t.buffer for t in update.targets)
     stop = {top, *rest}
     others = [(b, s) for b, _ in blocks(nest) if b is not block for s in b.body]
@@ -346,6 +350,10 @@ def unread_where_empty(nest: LoopNest, block: Block, asked: str) -> None:
     for b, s in others:
         if isinstance(s, Store) and s.buffer in inner:
             continue  # seen where it is read
+        if isinstance(s, Update) and s.monoid is update.monoid and _buffers(s) == [top, *rest]:
+            # States of pieces that are combined: one of minus infinity weighs nothing beside any other.
+            _unread(nest, b, s, asked)
+            continue
         for v in s.values if isinstance(s, Update) else (s.value,):
             seen = folded(inlined(nest, v, stop), top)
             if any(ld.buffer in rest or ld.buffer in inner for ld in loads(seen)):
@@ -353,6 +361,10 @@ def unread_where_empty(nest: LoopNest, block: Block, asked: str) -> None:
                     asked, f"{b.name} does not tell rows without any score by their maximum", nest, b.name,
                     "select on the maximum being minus infinity, or do not skip",
                 )  # fmt: skip
+
+
+def _buffers(update: Update) -> list[str]:
+    return [v.buffer if isinstance(v, Load) else "" for v in update.values]
 
 
 def folded(value: Expr, lowest: str) -> Expr:
