@@ -55,6 +55,12 @@ class AttentionSize:
     causal: bool = False
 
 
+def inlined_readers(machine: Machine) -> int:
+    """How many rows may read a key for it to be computed anew for each tile of them rather than written out: those of
+    one tile, which on a CPU are those of decoding, since tiles of more rows would pack it."""
+    return TILE if machine.is_gpu else FEW - 1
+
+
 def decide_attention_cpu(size: AttentionSize) -> tuple[bool, str]:
     """Whether our loops are clearly faster than torch's kernel, and why."""
     ours, library = ours_time(size), library_time(size)
