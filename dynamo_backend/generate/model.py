@@ -1,6 +1,6 @@
 """A decoder of the Llama family in plain PyTorch: what a user of torch.compile would write.
 
-Queries, keys and values are one product, and so are both halves of the gated layer. How attention reads what came
+Queries, keys and values are one product, and are turned together. How attention reads what came
 before is given by the caller (``Attend``): from a cache, or from the tokens themselves.
 """
 
@@ -49,10 +49,12 @@ class GroupedAttention(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         batch, length, _ = x.shape
         parts = self.qkv_proj(x).view(batch, length, self.heads + 2 * self.kv_heads, self.head_width).transpose(1, 2)
-        q, k, v = parts.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
+        turned, v = parts.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        y = attend(self.number, rotate(q, cos, sin), rotate(k, cos, sin), v)
+            q, k = turned.split((self.heads, self.kv_heads), dim=1)
+            turned = torch.cat((self.q_norm(q), self.k_norm(k)), dim=1)
+        q, k = rotate(turned, cos, sin).split((self.heads, self.kv_heads), dim=1)
+        y = attend(self.number, q, k, v)
         return self.o_proj(y.transpose(1, 2).reshape(batch, length, self.heads * self.head_width))
 
 
@@ -66,12 +68,12 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class GatedLayer(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.gate_up_proj = nn.Linear(config.width, 2 * config.hidden, bias=False)
+        self.gate_proj = nn.Linear(config.width, config.hidden, bias=False)
+        self.up_proj = nn.Linear(config.width, config.hidden, bias=False)
         self.down_proj = nn.Linear(config.hidden, config.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        return self.down_proj(F.silu(gate) * up)
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class DecoderLayer(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,17 +35,22 @@ class Sampling:
     def greedy(self) -> bool:
         return self.temperature == 0
 
+    def settings(self) -> list[Tensor]:
+        """Temperature, top_k and top_p as data of a graph, which serves all of them."""
+        return [torch.tensor(self.temperature), torch.tensor(self.top_k), torch.tensor(self.top_p)]
+
     def numbers(self, seed: int) -> torch.Generator:
         """The random numbers of one prompt, whatever runs beside it."""
         return torch.Generator().manual_seed(self.seed * 1_000_003 + seed)
 
 
-def draw(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor) -> Tensor:
+def draw(logits: Tensor, settings: Sequence[Tensor], uniform: Tensor) -> Tensor:
     """Tokens, int64 [batch], of logits [batch, vocabulary] and uniform numbers [batch] in [0, 1).
 
-    The others are scalars. Among the ``top_k`` likeliest tokens, the fewest are left that have ``top_p`` of the
+    Settings are those of ``Sampling.settings``. Among the ``top_k`` likeliest tokens, the fewest are left that have ``top_p`` of the
     probability together. Source of the latter: Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration".
     """
+    temperature, top_k, top_p = settings
     ordered, tokens = torch.sort(logits, dim=-1, descending=True)
     places = torch.arange(logits.shape[-1], device=logits.device)
     kept = torch.where((top_k > 0) & (places >= top_k), -torch.inf, ordered / temperature)

@@ -17,9 +17,9 @@ from .model import Decoder
 from .sampling import Sampling, draw
 
 Cache: TypeAlias = StaticRows | Pages
-# Of a cache's tensors, tokens and positions [batch, length], the place of the last token [batch], and the random
-# numbers [batch]: the next tokens, int64 [batch].
-Step: TypeAlias = Callable[[Sequence[Tensor], Tensor, Tensor, Tensor, Tensor], Tensor]
+# Of a cache's tensors, tokens and positions [batch, length], the place of the last token [batch], random numbers
+# [batch], and what ``Sampling.settings`` are: the next tokens, int64 [batch].
+Step: TypeAlias = Callable[[Sequence[Tensor], Tensor, Tensor, Tensor, Tensor, Sequence[Tensor]], Tensor]
 
 
 @dataclass(slots=True)
@@ -30,7 +30,6 @@ class Steps:
     cache: Cache
     backend: str
     _made: dict[tuple[bool, bool], Step] = field(default_factory=dict)
-    _settings: dict[str, Tensor] = field(default_factory=dict)
 
     def prompt(self, slot: int, tokens: Sequence[int], first: int, sampling: Sampling, uniform: float) -> int:
         """Enter tokens of a prompt, which begin at the position ``first``, into a slot: the token after them."""
@@ -39,7 +38,9 @@ class Steps:
         positions = torch.arange(first, first + room.chunk)[None]
         last, drawn = torch.tensor([len(tokens) - 1]), torch.tensor([uniform])
         step = self._step(sampling, one=True)
-        return int(self._run(step, self.cache.of_slot(slot), torch.tensor([padded]), positions, last, drawn, sampling)[0])
+        with torch.inference_mode():
+            given = self.cache.of_slot(slot), torch.tensor([padded]), positions
+            return int(step(*given, last, drawn, sampling.settings())[0])
 
     def decode(
         self, tokens: Sequence[int], positions: Sequence[int], sampling: Sampling, uniform: Sequence[float]
@@ -48,18 +49,8 @@ class Steps:
         one = torch.tensor(tokens)[:, None], torch.tensor(positions)[:, None]
         last = torch.zeros(len(tokens), dtype=torch.int64)
         step = self._step(sampling, one=False)
-        return self._run(step, self.cache.of_all(), *one, last, torch.tensor(uniform), sampling).tolist()
-
-    def _run(self, step: Step, tensors: Sequence[Tensor], *rest: Tensor | Sampling) -> Tensor:
-        *given, sampling = rest
-        assert isinstance(sampling, Sampling)
-        # Settings that change from call to call are data of the graph.
-        self._settings = {
-            "temperature": torch.tensor(sampling.temperature), "top_k": torch.tensor(sampling.top_k),
-            "top_p": torch.tensor(sampling.top_p),
-        }  # fmt: skip
         with torch.inference_mode():
-            return step(list(tensors), *given, **self._settings)  # type: ignore[arg-type]
+            return step(self.cache.of_all(), *one, last, torch.tensor(uniform), sampling.settings()).tolist()
 
     def _step(self, sampling: Sampling, one: bool) -> Step:
         key = (sampling.greedy, one)
@@ -73,12 +64,12 @@ class Steps:
 
 def _written(model: Decoder, cache: Cache, greedy: bool) -> Step:
     def step(
-        tensors: Sequence[Tensor], tokens: Tensor, positions: Tensor, last: Tensor, uniform: Tensor, *,
-        temperature: Tensor, top_k: Tensor, top_p: Tensor,
+        tensors: Sequence[Tensor], tokens: Tensor, positions: Tensor, last: Tensor, uniform: Tensor,
+        settings: Sequence[Tensor],
     ) -> Tensor:  # fmt: skip
         states = model(tokens, positions, cache.attend(tensors, positions))
         rows = torch.arange(states.shape[0], device=states.device)
         logits = model.logits(states[rows, last] if states.shape[1] > 1 else states[:, 0])
-        return logits.argmax(-1) if greedy else draw(logits, temperature, top_k, top_p, uniform)
+        return logits.argmax(-1) if greedy else draw(logits, settings, uniform)
 
     return step

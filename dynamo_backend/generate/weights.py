@@ -134,9 +134,8 @@ def _sources(config: DecoderConfig) -> dict[str, dict[str, tuple[int, ...]]]:
             for x in ("q_norm", "k_norm"):
                 found[f"{here}.self_attn.{x}.weight"] = {f"{there}.self_attn.{x}.weight": (head,)}
         found[f"{here}.self_attn.o_proj.weight"] = {f"{there}.self_attn.o_proj.weight": (width, config.heads * head)}
-        found[f"{here}.mlp.gate_up_proj.weight"] = {
-            f"{there}.mlp.{x}_proj.weight": (config.hidden, width) for x in ("gate", "up")
-        }
+        for x in ("gate_proj", "up_proj"):
+            found[f"{here}.mlp.{x}.weight"] = {f"{there}.mlp.{x}.weight": (config.hidden, width)}
         found[f"{here}.mlp.down_proj.weight"] = {f"{there}.mlp.down_proj.weight": (width, config.hidden)}
         for x in ("input_layernorm", "post_attention_layernorm"):
             found[f"{here}.{x}.weight"] = {f"{there}.{x}.weight": (width,)}
