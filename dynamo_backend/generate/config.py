@@ -97,7 +97,7 @@ def _parsed(given: Mapping[str, Any], file: Path, stop: tuple[int, ...]) -> Deco
     if family is None:
         raise GenerateError(
             f"{file} describes the architecture {named[0]}; generate has {', '.join(_FAMILIES)}. Other models run by "
-            "transformers' own generate with CompileConfig(backend=\"mlc\"), see docs/generate.md"
+            'transformers\' own generate with CompileConfig(backend="mlc"), see docs/generate.md'
         )
     activation = given.get("hidden_act", "silu")
     if activation != "silu":

@@ -104,7 +104,9 @@ class Generator:
         self.stop = frozenset(config.stop if stop is None else stop)
         room = Room(batch, length, min(chunk, length))
         dtype = model.embed_tokens.weight.dtype
-        self._cache = StaticRows(config, room, dtype) if cache == "static" else Pages(config, room, dtype, page=page, pages=pages)
+        self._cache = (
+            StaticRows(config, room, dtype) if cache == "static" else Pages(config, room, dtype, page=page, pages=pages)
+        )
         self._steps = Steps(model, self._cache, backend)
         self._warm: set[tuple[bool, bool]] = set()
         self.stats = GenerationStats()

@@ -47,8 +47,9 @@ class Sampling:
 def draw(logits: Tensor, settings: Sequence[Tensor], uniform: Tensor) -> Tensor:
     """Tokens, int64 [batch], of logits [batch, vocabulary] and uniform numbers [batch] in [0, 1).
 
-    Settings are those of ``Sampling.settings``. Among the ``top_k`` likeliest tokens, the fewest are left that have ``top_p`` of the
-    probability together. Source of the latter: Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration".
+    Settings are those of ``Sampling.settings``. Among the ``top_k`` likeliest tokens, the fewest are left that have
+    ``top_p`` of the probability together. Source of the latter: Holtzman et al. 2020, "The Curious Case of Neural Text
+    Degeneration".
     """
     temperature, top_k, top_p = settings
     ordered, tokens = torch.sort(logits, dim=-1, descending=True)

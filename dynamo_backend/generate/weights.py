@@ -63,13 +63,17 @@ class WeightFiles:
             )
         dtype = _DTYPES.get(entry.dtype)
         if dtype is None:
-            raise GenerateError(f"{entry.file}: {name!r} has elements of the type {entry.dtype}; known are {', '.join(_DTYPES)}")
+            raise GenerateError(
+                f"{entry.file}: {name!r} has elements of the type {entry.dtype}; known are {', '.join(_DTYPES)}"
+            )
         if entry.file not in self._maps:
             with entry.file.open("rb") as file:
                 self._maps[entry.file] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         count = torch.Size(shape).numel()
         at = entry.start + entry.begin
-        if entry.end - entry.begin != count * dtype.itemsize or at + count * dtype.itemsize > len(self._maps[entry.file]):
+        if entry.end - entry.begin != count * dtype.itemsize or at + count * dtype.itemsize > len(
+            self._maps[entry.file]
+        ):
             raise GenerateError(f"{entry.file} is damaged or cut off: {name!r} has not as many bytes as its shape says")
         if count == 0:
             return torch.empty(shape, dtype=dtype)
@@ -129,7 +133,9 @@ def _sources(config: DecoderConfig) -> dict[str, dict[str, tuple[int, ...]]]:
             f"{there}.self_attn.{x}_proj.weight": (n, width) for x, n in rows.items()
         }
         if config.qkv_bias:
-            found[f"{here}.self_attn.qkv_proj.bias"] = {f"{there}.self_attn.{x}_proj.bias": (n,) for x, n in rows.items()}
+            found[f"{here}.self_attn.qkv_proj.bias"] = {
+                f"{there}.self_attn.{x}_proj.bias": (n,) for x, n in rows.items()
+            }
         if config.head_norm:
             for x in ("q_norm", "k_norm"):
                 found[f"{here}.self_attn.{x}.weight"] = {f"{there}.self_attn.{x}.weight": (head,)}

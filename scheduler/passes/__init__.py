@@ -62,6 +62,7 @@ GRAPH_PASSES: tuple[Pass[Graph, PassContext], ...] = (
 __all__ = [
     "GRAPH_PASSES", "alias_copies", "begin_scatters", "chain_products", "collapse_one_hot", "convert_layouts",
     "decompose_contractions", "decompose_convolutions", "eliminate_common", "eliminate_dead", "inline_masks",
-    "inline_operands", "multiply_by_onednn", "multiply_points", "pad_products", "rewrite_attention", "rewrite_logsumexp", "settle_scatters", "shift_scans",
-    "simplify_algebra", "split_reductions", "substitute", "unroll_reductions", "widen",
+    "inline_operands", "multiply_by_onednn", "multiply_points", "pad_products", "rewrite_attention",
+    "rewrite_logsumexp", "settle_scatters", "shift_scans", "simplify_algebra", "split_reductions", "substitute",
+    "unroll_reductions", "widen",
 ]  # fmt: skip

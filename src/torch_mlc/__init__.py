@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .dynamo_backend.export.errors import ExportError
     from .dynamo_backend.export.export import export
     from .dynamo_backend.export.load import load
+    from .dynamo_backend.generate.generator import Generator
     from .dynamo_backend.patterns.register import register_pattern
     from .dynamo_backend.reports.page.compare import compare
     from .ir.expr.formula import Formula
@@ -35,9 +36,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "ExportError", "Formula", "IRModule", "MemoryStats", "NoConversion", "OptionError", "Options", "Registration",
-    "RegistrationError", "Rule", "Schedule", "ScheduleError", "Trace", "__version__", "compare", "compile",
-    "empty_cache", "explain", "export", "from_fx", "load", "load_cache_artifacts", "memory_stats", "parse",
+    "ExportError", "Formula", "Generator", "IRModule", "MemoryStats", "NoConversion", "OptionError", "Options",
+    "Registration", "RegistrationError", "Rule", "Schedule", "ScheduleError", "Trace", "__version__", "compare",
+    "compile", "empty_cache", "explain", "export", "from_fx", "load", "load_cache_artifacts", "memory_stats", "parse",
     "register_converter", "register_intrinsic", "register_pass", "register_pattern", "register_rule", "schedule",
     "show",
 ]  # fmt: skip
@@ -45,6 +46,7 @@ __all__ = [
 _HOME = {
     "ExportError": "dynamo_backend.export.errors",
     "Formula": "ir.expr.formula",
+    "Generator": "dynamo_backend.generate.generator",
     "IRModule": "ir.graph.graph",
     "MemoryStats": "runtime.pool.pool",
     "NoConversion": "dynamo_backend.converters.registry",

@@ -37,9 +37,9 @@ def split_keys(function: TensorFunction, machine: Machine) -> Halves | None:
     cut = _cut(function, function.stages[: at + 1], keys, machine)
     if cut is None:
         return None
-    kept = function.named(own)
+    kept, first = function.named(own), _first(function, at, keys, cut, _told(state, after))
     return halves(
-        function, _first(function, at, keys, cut, _told(state, after)), (state, *after), cut.pieces, kept, f"{function.name}_combined",
+        function, first, (state, *after), cut.pieces, kept, f"{function.name}_combined",
         lead=_behind_rows(function, own),
     )  # fmt: skip
 
