@@ -21,7 +21,7 @@ leave_guards_untimed()
 
 PAGES = (
     "scheduling", "ir", "fusion", "attention", "products", "memory", "host-programs", "numbers", "caches",
-    "importing", "substitutions", "targets", "export", "decisions",
+    "importing", "substitutions", "targets", "export", "decisions", "generate",
 )  # fmt: skip
 _BLOCK = re.compile(r"```(python|text)\n(.*?)```\n", re.DOTALL)
 
