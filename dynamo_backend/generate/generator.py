@@ -139,7 +139,7 @@ class Generator:
         a prompt that is empty, too long for the cache, or holds a token that the model does not know.
         """
         sampling = Sampling(temperature, top_k, top_p, seed)
-        given = [prompts] if isinstance(prompts, str) else list(prompts)
+        given: list[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else list(prompts)
         if max_new_tokens < 1:
             raise GenerateError(f"max_new_tokens is {max_new_tokens}; it is 1 or more")
         requests = [self._request(k, p, max_new_tokens, sampling) for k, p in enumerate(given)]
