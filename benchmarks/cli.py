@@ -210,7 +210,7 @@ def main(
         return
     # Some compile with torch_mlc itself; kernels, models and compile also run where that is not installed.
     scaling = importlib.import_module(f"{__package__}.run_scaling") if suite == "scaling" else None
-    generate = importlib.import_module(f"{__package__}.run_generate") if suite == "generate" else None
+    generate = importlib.import_module(f"{__package__}.generate.run_generate") if suite == "generate" else None
     graphs = list(scaling.GRAPHS) if scaling is not None else []
     known = {
         "kernels": list(KERNELS),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from .caches import Pages, Room, StaticRows
+from .caches import PagedRows, Room, StaticRows
 from .config import read_config
 from .errors import GenerateError
 from .model import Decoder
@@ -105,7 +105,9 @@ class Generator:
         room = Room(batch, length, min(chunk, length))
         dtype = model.embed_tokens.weight.dtype
         self._cache = (
-            StaticRows(config, room, dtype) if cache == "static" else Pages(config, room, dtype, page=page, pages=pages)
+            StaticRows(config, room, dtype)
+            if cache == "static"
+            else PagedRows(config, room, dtype, page=page, pages=pages)
         )
         self._steps = Steps(model, self._cache, backend)
         self._warm: set[tuple[bool, bool]] = set()

@@ -12,11 +12,11 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from .caches import Pages, StaticRows
+from .caches import PagedRows, StaticRows
 from .model import Decoder
 from .sampling import Sampling, draw
 
-Cache: TypeAlias = StaticRows | Pages
+Cache: TypeAlias = StaticRows | PagedRows
 # Of a cache's tensors, tokens and positions [batch, length], the place of the last token [batch], random numbers
 # [batch], and what ``Sampling.settings`` are: the next tokens, int64 [batch].
 Step: TypeAlias = Callable[[Sequence[Tensor], Tensor, Tensor, Tensor, Tensor, Sequence[Tensor]], Tensor]

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ..demo.text import batches, load_corpus
 from .config import DecoderConfig
-from .model import Decoder, causal
+from .model import Decoder, DecoderLayer, causal
 from .tokens import Characters
 
 BATCH, LENGTH, PEAK_RATE = 12, 128, 3e-3
@@ -60,7 +60,11 @@ def train_decoder(
 
 
 def _initialise(model: Decoder) -> None:
-    for name, parameter in model.named_parameters():
+    for parameter in model.parameters():
         if parameter.ndim > 1:
-            out = name.endswith(("o_proj.weight", "down_proj.weight"))
-            nn.init.normal_(parameter, std=0.05 / (math.sqrt(2 * model.config.layers) if out else 1.0))
+            nn.init.normal_(parameter, std=0.05)
+    # What is added to the residual adds up over the layers.
+    for layer in model.modules():
+        if isinstance(layer, DecoderLayer):
+            for out in (layer.self_attn.o_proj, layer.mlp.down_proj):
+                nn.init.normal_(out.weight, std=0.05 / math.sqrt(2 * model.config.layers))

@@ -210,12 +210,12 @@ FULL_TILES = Hint(
     kinds=(LoopKind.SERIAL,),
 )  # fmt: skip
 LIVE_FROM = Hint(
-    "live_from", "", _BLOCK, _ALL, Changes.SPEED, ("codegen.triton.emit", "codegen.llvm.memory.limits"),
+    "live_from", "", _BLOCK, _ALL, Changes.SPEED, ("ir.nest.live",),
     "The block does nothing in iterations of a loop before the number in a local buffer where that loop begins.",
     given_by="decompose_online", of_locals=True,
 )  # fmt: skip
 LIVE_TO = Hint(
-    "live_to", "", _BLOCK, _ALL, Changes.SPEED, ("codegen.triton.emit", "codegen.llvm.memory.limits"),
+    "live_to", "", _BLOCK, _ALL, Changes.SPEED, ("ir.nest.live",),
     "The block does nothing in iterations of a loop from the number in a local buffer on, where that loop begins.",
     given_by="decompose_online", of_locals=True,
 )  # fmt: skip

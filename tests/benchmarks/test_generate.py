@@ -7,8 +7,8 @@ import torch
 from click.testing import CliRunner
 
 from benchmarks.cli import main
+from benchmarks.generate.run_generate import CASES, LENGTH, SHAPES, build, nbytes_of, run_generate
 from benchmarks.peers import parse_peers
-from benchmarks.run_generate import CASES, LENGTH, SHAPES, build, nbytes_of, run_generate
 from benchmarks.schema import from_json
 from benchmarks.timing import TimingSettings
 

@@ -13,13 +13,9 @@ from ....ir.expr.ops import OPS
 from ....ir.expr.value import Call, Cast, Const, Expr, IndexValue, Load, Select, length, loads, rewrite
 from ....ir.graph.graph import Compute, Graph, Node, Reduction
 from ....ir.target import has_kernels
+from ...cost.attention import MASK_NODES, MASK_OPERATIONS, MASK_STEPS
 from ...facts.definitions import Definitions
 from ...facts.order import in_order
-
-# The most nodes of an expression that is computed for each score, and of steps back to what it is made of.
-LONGEST, DEEPEST = 32, 8
-# The most operations that one of its functions takes.
-COSTLY = 4
 
 
 def inline_masks(graph: Graph) -> Graph:
@@ -47,8 +43,8 @@ def inline_masks(graph: Graph) -> Graph:
 def _with_masks(value: Expr, found: Definitions) -> Expr:
     def leaf(e: Expr) -> Expr | None:
         if isinstance(e, Load) and isinstance(found.makers.get(found.base(e).buffer), Compute):
-            mask = _mask(e, found, DEEPEST)
-            if mask is not None and length(mask) <= LONGEST and _compares(mask):
+            mask = _mask(e, found, MASK_STEPS)
+            if mask is not None and length(mask) <= MASK_NODES and _compares(mask):
                 return mask
         return None
 
@@ -71,7 +67,7 @@ def _mask(e: Expr, found: Definitions, depth: int) -> Expr | None:
         case Cast(inner, dtype):
             made = _mask(inner, found, depth)
             return None if made is None else Cast(made, dtype, e.when_stored)
-        case Call(fn, args, dtype) if OPS[fn].flops <= COSTLY:
+        case Call(fn, args, dtype) if OPS[fn].flops <= MASK_OPERATIONS:
             parts = [_mask(a, found, depth) for a in args]
             return None if None in parts else Call(fn, tuple(parts), dtype)  # type: ignore[arg-type]
         case Select(c, a, b):

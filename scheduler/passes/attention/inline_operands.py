@@ -20,12 +20,9 @@ from ....ir.graph.graph import Compute, Graph, Node, Reduction, View
 from ....ir.machine import Machine
 from ....ir.target import has_kernels
 from ...context import USUAL, PassContext
-from ...cost.attention import inlined_readers
+from ...cost.attention import MASK_OPERATIONS, MASK_STEPS, OPERAND_LOADS, OPERAND_NODES, inlined_readers
 from ...facts.definitions import Definitions
 from ...facts.order import in_order
-
-# The most nodes of an expression, tensors that it reads, steps back to those, and operations of one of its functions.
-LONGEST, LOADS, DEEPEST, COSTLY = 48, 6, 8, 4
 
 
 def inline_operands(graph: Graph, context: PassContext = USUAL) -> Graph:
@@ -79,10 +76,10 @@ def _inlined(node: Reduction, found: Definitions, inside: Collection[str], machi
             return None
         if visits > inlined_readers(machine) * max(hint(made.type.numel), 1):
             return None
-        value = _operand(e, here, DEEPEST)
-        if value is None or length(value) > LONGEST or not _is_worth(value):
+        value = _operand(e, here, MASK_STEPS)
+        if value is None or length(value) > OPERAND_NODES or not _is_worth(value):
             return None
-        return value if len({ld.buffer for ld in loads(value)}) <= LOADS else None
+        return value if len({ld.buffer for ld in loads(value)}) <= OPERAND_LOADS else None
 
     values = tuple(rewrite(v, leaf) for v in node.values)
     return None if all(a is b for a, b in zip(values, node.values, strict=True)) else replace(node, values=values)
@@ -114,7 +111,7 @@ def _operand(e: Expr, found: Definitions, depth: int) -> Expr | None:
         case Cast(inner, dtype):
             made = _operand(inner, found, depth)
             return None if made is None else Cast(made, dtype, e.when_stored)
-        case Call(fn, args, dtype) if OPS[fn].flops <= COSTLY:
+        case Call(fn, args, dtype) if OPS[fn].flops <= MASK_OPERATIONS:
             parts = [_operand(a, found, depth) for a in args]
             return None if None in parts else Call(fn, tuple(parts), dtype)  # type: ignore[arg-type]
         case Select(c, a, b):

@@ -38,9 +38,6 @@ from .dependence import accesses
 from .empty import COMPARISONS
 from .tree import blocks_under, dims_of_loops, find_loop, fresh, linear_part
 
-# Positions are nearer to zero than this: numbers that are read may be cut to it before anything is added to them.
-FAR = 1 << 40
-
 
 @dataclass(frozen=True, slots=True)
 class LiveEnd:
@@ -125,7 +122,9 @@ def _end(
     if used - {lp.var for lp in (*around, *rows)} - set(nest.symbols.symbols):
         return None
     # Iterations t with number + rest + step * t >= 0 for some row.
-    number: Expr = call("minimum", call("maximum", _long(value), _const(-FAR)), _const(FAR))
+    # Positions are nearer to zero than this: a number that is read may be cut to it before anything is added to it.
+    far = 1 << 40
+    number: Expr = call("minimum", call("maximum", _long(value), _const(-far)), _const(far))
     total = call("add" if sign > 0 else "sub", IndexValue(rest, DType.INT64), number)
     quotient = call("floordiv", total, _const(abs(step)))
     count = call("add", quotient, _const(1)) if step < 0 else call("sub", _const(0), quotient)
@@ -176,8 +175,11 @@ def with_ends(nest: LoopNest, loop: str, ends: Sequence[LiveEnd], guarded: Colle
     beyond the ends, and those whose results nothing else reads."""
     if not ends:
         return nest
-    told = {h.name: ",".join(f"{loop}:{e.buffer.name}" for e in ends if e.hint is h) for h in (LIVE_FROM, LIVE_TO)}
-    hints = tuple((k, v) for k, v in told.items() if v)
+    hints = tuple(
+        (name, ",".join(told))
+        for name in (LIVE_FROM.name, LIVE_TO.name)
+        if (told := [f"{loop}:{e.buffer.name}" for e in ends if e.hint.name == name])
+    )
     inside = {*guarded, *blocks_only_for(nest, loop, guarded)}
 
     def visit(n: Node) -> Node | None:

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 
 import torch
 
-from torch_mlc.dynamo_backend.generate.caches import Pages, Room, StaticRows
+from torch_mlc.dynamo_backend.generate.caches import PagedRows, Room, StaticRows
 from torch_mlc.dynamo_backend.generate.config import DecoderConfig
 from torch_mlc.dynamo_backend.generate.model import Decoder
 from torch_mlc.dynamo_backend.generate.sampling import Sampling
 from torch_mlc.dynamo_backend.generate.steps import Cache, Steps
 
-from .models.spec import Size
-from .peers import Peer, added
-from .schema import CaseResult, PeerResult
-from .stats import spread
-from .timing import TimingSettings, measure
+from ..models.spec import Size
+from ..peers import Peer, added
+from ..schema import CaseResult, PeerResult
+from ..stats import spread
+from ..timing import TimingSettings, measure
 
 # Of float32, 0.6 GB and 4.4 GB of weights: beyond every cache. That of tests is not.
 SHAPES: dict[Size, DecoderConfig] = {
@@ -90,7 +90,7 @@ def run_generate(
     )
     room = Room(case.batch, LENGTH, CHUNK)
     # Peers have the cache in turn: what a step writes is the same each time.
-    kind = StaticRows if case.cache == "static" else Pages
+    kind = StaticRows if case.cache == "static" else PagedRows
     cache: Cache = kind(model.config, room, dtype, timing.device)
     slots = [cache.take(LENGTH) for _ in range(case.batch)]
     assert None not in slots
