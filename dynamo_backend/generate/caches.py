@@ -67,7 +67,7 @@ class StaticRows:
         return attend
 
 
-class Pages:
+class PagedRows:
     """[pages, page, kv_heads, width] for keys and for values of each layer; a table of the pages of each slot.
 
     Page 0 belongs to nobody: what idle slots and padded tokens write goes there.
