@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,7 @@ def progress_bar(console: Console) -> Progress:
             "compile",
             "memory",
             "scaling",
+            "generate",
             "static",
             "campaign",
             "defaults",
@@ -206,8 +208,9 @@ def main(
             where = "cpu" if click.get_current_context().get_parameter_source("target") == DEFAULT else target
             run_tuning(of_tuning, where, repeat or 10, out, plot, partial(select, patterns=patterns), console, told)
         return
-    # It compiles with torch_mlc itself; kernels, models and compile also run where that is not installed.
+    # Some compile with torch_mlc itself; kernels, models and compile also run where that is not installed.
     scaling = importlib.import_module(f"{__package__}.run_scaling") if suite == "scaling" else None
+    generate = importlib.import_module(f"{__package__}.generate.run_generate") if suite == "generate" else None
     graphs = list(scaling.GRAPHS) if scaling is not None else []
     known = {
         "kernels": list(KERNELS),
@@ -215,6 +218,7 @@ def main(
         "memory": list(MODELS),
         "compile": [MODEL],
         "scaling": graphs,
+        "generate": list(generate.CASES) if generate is not None else [],
     }[suite]
     chosen = select(known, patterns)
     if freeze and suite == "models":
@@ -274,9 +278,14 @@ def main(
             task = bar.add_task("copy and matmul rates", total=None)
             roofline = Roofline(**report.roofline) if report.roofline else measure_roofline(device, kind)
             bar.remove_task(task)
+            if generate is not None and roofline.read_bytes_per_s is None:
+                roofline = replace(roofline, read_bytes_per_s=generate.read_rate(device))
             report.roofline = roofline.to_json()
             last = (peers, kind, dynamic, timing, roofline)
-            if suite == "kernels":
+            if generate is not None:
+                last = (size, peers, kind, timing, roofline.read_bytes_per_s)
+                steps = {n: partial(generate.run_generate, generate.CASES[n], *last) for n in chosen}
+            elif suite == "kernels":
                 variants = VARIANTS if variant == "both" else (variant,)
                 steps = {f"{n}, {v}": partial(run_kernel, KERNELS[n], v, *last) for n in chosen for v in variants}
             else:

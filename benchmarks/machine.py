@@ -21,6 +21,8 @@ class Roofline:
     copy_bytes_per_s: float
     matmul_flops_per_s: float
     matmul_dtype: str
+    # Of the suite ``generate``, whose steps read and hardly write.
+    read_bytes_per_s: float | None = None
 
     def floor_s(self, nbytes: int, flops: int = 0) -> float:
         """The least time for moving ``nbytes`` and computing ``flops``, whichever takes longer."""

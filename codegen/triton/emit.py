@@ -29,7 +29,7 @@ from ...ir.target import Target
 from ..kernel import NARROW, WIDE, EmitError, KernelSource, refuse_foreign
 from .draws import Draws
 from .helpers import helpers_for
-from .loops.data_ends import end_of
+from .loops.data_ends import end_of, live_ends
 from .loops.full_tiles import full_tiles
 from .loops.limits import Limits, take_limits
 from .loops.states import begin_states
@@ -303,6 +303,7 @@ class _TritonEmitter:
         within = [n for n, _ in walk_nodes((loop,)) if isinstance(n, Loop) and n.kind in _IN_ORDER]
         load_places(self.values, inside, {s for n in within for s in self.program.loops[n.var].free_symbols})
         low, high = self._ends("0", self.values.index(loop.extent), limits)
+        low, high = live_ends(self.values, self.out, loop, low, high)
         if DATA_ENDS.of(loop):
             high = end_of(self.values, self.out, inside, var, high)
         full = full_tiles(self.values, loop, limits) if FULL_TILES.of(loop) else None

@@ -51,7 +51,8 @@ class Hint(Generic[T]):
     there are any, and numbers from ``low`` to ``high``. ``targets`` are "cpu" and "gpu". ``readers`` are the modules
     that read it. ``given_by`` is the primitive, or the step, that sets it; any but "annotate" proves something first.
     ``others`` are values that users may add to ``choices``. A hint ``of_buffer`` speaks of one parameter and is written
-    ``name:parameter``; the value of one ``of_outputs`` is names of outputs between commas.
+    ``name:parameter``; the value of one ``of_outputs`` is names of outputs between commas, that of one ``of_locals``
+    pairs of a loop and a local buffer, ``loop:local``.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Hint(Generic[T]):
     given_by: str = "annotate"
     of_buffer: bool = False
     of_outputs: bool = False
+    of_locals: bool = False
 
     def key(self, buffer: str) -> str:
         """The name under which it speaks of one buffer."""
@@ -91,6 +93,8 @@ class Hint(Generic[T]):
             return ", ".join(map(repr, (*self.choices, *self.others)))
         if self.of_outputs:
             return "names of outputs between commas"
+        if self.of_locals:
+            return "loop:local, between commas"
         if isinstance(self.default, bool):
             return "True, False"
         return f"{self.low} to {self.high}" if self.high is not None else f"{self.low} or more"
@@ -206,6 +210,16 @@ FULL_TILES = Hint(
     "Iterations in which masks of positions and tails are decided for all lanes run in a loop of their own, without "
     "them, ahead of the others.",
     kinds=(LoopKind.SERIAL,),
+)  # fmt: skip
+LIVE_FROM = Hint(
+    "live_from", "", _BLOCK, _ALL, Changes.SPEED, ("ir.nest.live",),
+    "The block does nothing in iterations of a loop before the number in a local buffer where that loop begins.",
+    given_by="decompose_online", of_locals=True,
+)  # fmt: skip
+LIVE_TO = Hint(
+    "live_to", "", _BLOCK, _ALL, Changes.SPEED, ("ir.nest.live",),
+    "The block does nothing in iterations of a loop from the number in a local buffer on, where that loop begins.",
+    given_by="decompose_online", of_locals=True,
 )  # fmt: skip
 DATA_ENDS = Hint(
     "data_ends", False, _LOOP, _GPU, Changes.SPEED, ("codegen.triton.emit",),

@@ -166,6 +166,11 @@ def renamed_key(key: str, naming: Naming) -> str:
 
 def _value(key: str, value: bool | int | float | str, naming: Naming) -> bool | int | float | str:
     hint = HINTS.get(key)
-    if hint is None or not hint.of_outputs or not isinstance(value, str):
+    if hint is None or not isinstance(value, str):
+        return value
+    if hint.of_locals:
+        pairs = (pair.partition(":") for pair in value.split(","))
+        return ",".join(f"{naming.loops.get(lp, lp)}:{naming.buffers.get(b, b)}" for lp, _, b in pairs)
+    if not hint.of_outputs:
         return value
     return ",".join(naming.buffers.get(n, n) for n in value.split(","))

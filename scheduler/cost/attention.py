@@ -24,6 +24,11 @@ LARGE, FEW, TILE, LANES = 768, 8, 64, 16
 HIDDEN, WORTH = 0.25, 0.08
 
 
+# The most nodes of a mask that is computed for each score, steps back to what it is made of, and operations of one of
+# its functions; the most nodes of a key, and tensors that it is made of: those of masks, pages and scales as seen.
+MASK_NODES, MASK_STEPS, MASK_OPERATIONS = 32, 8, 4
+OPERAND_NODES, OPERAND_LOADS = 48, 6
+
 # Fewer elements than this fill no operand of the tensor cores; wider operands stand whole in no tile.
 LEAST_WIDTH, WIDEST = 16, 256
 
@@ -53,6 +58,12 @@ class AttentionSize:
     width: int
     is_half: bool = False
     causal: bool = False
+
+
+def inlined_readers(machine: Machine) -> int:
+    """How many rows may read a key for it to be computed anew for each tile of them rather than written out: those of
+    one tile, which on a CPU are those of decoding, since tiles of more rows would pack it."""
+    return TILE if machine.is_gpu else FEW - 1
 
 
 def decide_attention_cpu(size: AttentionSize) -> tuple[bool, str]:

@@ -3,6 +3,8 @@
 from ...ir.graph.graph import Graph
 from ...ir.passes import GRAPH, Form, Pass, Plain
 from ..context import FAST, PassContext
+from .attention.inline_masks import inline_masks
+from .attention.inline_operands import inline_operands
 from .attention.rewrite_attention import rewrite_attention
 from .canonical.alias_copies import alias_copies
 from .canonical.begin_scatters import begin_scatters
@@ -39,8 +41,11 @@ GRAPH_PASSES: tuple[Pass[Graph, PassContext], ...] = (
     Pass("collapse_one_hot", GRAPH, Plain(collapse_one_hot), needs=(FAST,)),
     Pass("substitute", GRAPH, substitute),
     Pass("rewrite_attention", GRAPH, rewrite_attention, needs=(FAST,)),
+    Pass("inline_masks", GRAPH, Plain(inline_masks)),
     Pass("chain_products", GRAPH, chain_products),
     Pass("rewrite_logsumexp", GRAPH, rewrite_logsumexp, needs=(FAST,)),
+    Pass("eliminate_dead", GRAPH, Plain(eliminate_dead)),
+    Pass("inline_operands", GRAPH, inline_operands),
     Pass("eliminate_dead", GRAPH, Plain(eliminate_dead), leaves=(NO_DEAD,)),
     Pass("pad_products", GRAPH, pad_products, needs=(NO_DEAD,)),
     Pass("decompose_contractions", GRAPH, decompose_contractions, needs=(NO_DEAD,)),
@@ -56,7 +61,8 @@ GRAPH_PASSES: tuple[Pass[Graph, PassContext], ...] = (
 
 __all__ = [
     "GRAPH_PASSES", "alias_copies", "begin_scatters", "chain_products", "collapse_one_hot", "convert_layouts",
-    "decompose_contractions", "decompose_convolutions", "eliminate_common", "eliminate_dead", "multiply_by_onednn",
-    "multiply_points", "pad_products", "rewrite_attention", "rewrite_logsumexp", "settle_scatters", "shift_scans",
-    "simplify_algebra", "split_reductions", "substitute", "unroll_reductions", "widen",
+    "decompose_contractions", "decompose_convolutions", "eliminate_common", "eliminate_dead", "inline_masks",
+    "inline_operands", "multiply_by_onednn", "multiply_points", "pad_products", "rewrite_attention",
+    "rewrite_logsumexp", "settle_scatters", "shift_scans", "simplify_algebra", "split_reductions", "substitute",
+    "unroll_reductions", "widen",
 ]  # fmt: skip

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .dynamo_backend.export.errors import ExportError
     from .dynamo_backend.export.export import export
     from .dynamo_backend.export.load import load
+    from .dynamo_backend.generate.generator import Generator
     from .dynamo_backend.patterns.register import register_pattern
     from .dynamo_backend.quantize.errors import QuantizeError
     from .dynamo_backend.quantize.gguf import GgufFile, from_gguf_blocks, to_gguf_blocks
@@ -42,18 +43,19 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "Attribution", "ExportError", "Formula", "GgufFile", "IRModule", "MemoryStats", "NoConversion", "OptionError",
-    "Options", "QuantizeError", "QuantizedEmbedding", "QuantizedLinear", "QuantizedWeight", "Registration",
-    "RegistrationError", "Rule", "Schedule", "ScheduleError", "Trace", "__version__", "attribute", "compare", "compile",
-    "empty_cache", "explain", "export", "from_fx", "from_gguf_blocks", "load", "load_cache_artifacts", "memory_stats",
-    "pack_weight", "parse", "quantize_", "register_converter", "register_dot", "register_intrinsic", "register_pass",
-    "register_pattern", "register_rule", "schedule", "show", "to_gguf_blocks",
+    "Attribution", "ExportError", "Formula", "Generator", "GgufFile", "IRModule", "MemoryStats", "NoConversion",
+    "OptionError", "Options", "QuantizeError", "QuantizedEmbedding", "QuantizedLinear", "QuantizedWeight",
+    "Registration", "RegistrationError", "Rule", "Schedule", "ScheduleError", "Trace", "__version__", "attribute",
+    "compare", "compile", "empty_cache", "explain", "export", "from_fx", "from_gguf_blocks", "load",
+    "load_cache_artifacts", "memory_stats", "pack_weight", "parse", "quantize_", "register_converter", "register_dot",
+    "register_intrinsic", "register_pass", "register_pattern", "register_rule", "schedule", "show", "to_gguf_blocks",
 ]  # fmt: skip
 
 _HOME = {
     "Attribution": "dynamo_backend.attribution.attribution",
     "ExportError": "dynamo_backend.export.errors",
     "Formula": "ir.expr.formula",
+    "Generator": "dynamo_backend.generate.generator",
     "GgufFile": "dynamo_backend.quantize.gguf",
     "IRModule": "ir.graph.graph",
     "MemoryStats": "runtime.pool.pool",

@@ -22,6 +22,7 @@ leave_guards_untimed()
 PAGES = (
     "scheduling", "ir", "fusion", "attention", "products", "memory", "host-programs", "numbers", "caches",
     "importing", "substitutions", "targets", "export", "decisions", "regions", "attribution", "lock", "quantization",
+    "generate",
 )  # fmt: skip
 _BLOCK = re.compile(r"```(python|text)\n(.*?)```\n", re.DOTALL)
 

@@ -24,6 +24,7 @@ GIVERS = {
     "tensorize": "scheduler.primitives.loops.tensorize",
     "blockize": "scheduler.primitives.loops.blockize",
     "atomic": "scheduler.primitives.memory.atomic",
+    "decompose_online": "scheduler.primitives.analysis.live",
 }
 
 

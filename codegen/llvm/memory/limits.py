@@ -9,9 +9,11 @@ from functools import partial
 import sympy
 
 from ....ir.expr.dtypes import DType
+from ....ir.nest.live import live_limits, place_of
 from ....ir.nest.loops import Block, Bound, Loop, LoopKind, Node, walk_nodes
 from ..text.builder import Val
 from ..text.context import Context
+from .access import load
 from .guards import guards
 from .index import in_loops, scalar_index, split_linear
 from .joins import runs_within
@@ -60,7 +62,24 @@ def limited(ctx: Context, loop: Loop, low: Val, high: Val) -> tuple[Val, Val, fr
             low = smax(ctx, low, iterations_above(ctx, 1 - parts[0], step))
         if best == slack:
             used.append(bound)
-    return low, high, frozenset(used)
+    return *_live(ctx, loop, low, high), frozenset(used)
+
+
+def _live(ctx: Context, loop: Loop, low: Val, high: Val) -> tuple[Val, Val]:
+    """The range without the iterations that numbers in memory say are empty."""
+    begins, ends = live_limits(ctx.nest, loop)
+    for name in begins:
+        low = smax(ctx, low, _number(ctx, name))
+    for name in ends:
+        high = smin(ctx, high, _number(ctx, name))
+    return low, high
+
+
+def _number(ctx: Context, name: str) -> Val:
+    """The number in a local buffer of which the loops around say which element; at least 0."""
+    at = place_of(ctx.nest, name)
+    value = load(ctx, name, at, [None for _ in at])
+    return ctx.b.intrinsic("smax", value, Val("0", I64))
 
 
 def _best(slack: sympy.Expr, loops: Iterable[Loop]) -> sympy.Expr | None:

@@ -8,10 +8,29 @@ from dataclasses import replace
 import sympy
 
 from ....ir.nest.data_ends import data_end
+from ....ir.nest.live import live_limits
+from ....ir.nest.loops import Loop
 from ...kernel import EmitError
 from ..program import BlockInfo
 from ..values import Values
 from ..writer import SourceWriter
+
+
+def live_ends(values: Values, out: SourceWriter, loop: Loop, low: str, high: str) -> tuple[str, str]:
+    """From where to where a loop runs that would run from ``low`` to ``high``, by the numbers that the hints of all
+    blocks in it name."""
+    integer = values.program.integer
+    begins, ends = live_limits(values.program.nest, loop)
+    for name in begins:
+        low = out.assign("low", f"tl.maximum(tl.cast({_number(values, name)}, {integer}), {low})")
+    for name in ends:
+        high = out.assign("high", f"tl.minimum(tl.cast({_number(values, name)}, {integer}), {high})")
+    return low, high
+
+
+def _number(values: Values, name: str) -> str:
+    value = values.tiles[name].value
+    return f"tl.max({value.typed})" if value.dims else value.typed
 
 
 def end_of(values: Values, out: SourceWriter, inside: Sequence[BlockInfo], var: sympy.Symbol, high: str) -> str:

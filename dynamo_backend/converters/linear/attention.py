@@ -32,9 +32,8 @@ def flash_attention_for_cpu(
     if attn_mask is not None and (is_causal or not attn_mask.dtype.is_float):
         raise NoConversion(f"{LIBRARY}; two masks, or one that is not added")
     width = query.shape[3]
-    alike = value.shape[3] == width and query.shape[1] == key.shape[1]
-    if not width.is_Integer or _share(query, key) is None or not (alike or ours):
-        raise NoConversion(f"{LIBRARY}; heads of several widths or numbers")
+    if not width.is_Integer or _share(query, key) is None or not (value.shape[3] == width or ours):
+        raise NoConversion(f"{LIBRARY}; heads of several widths, or numbers of them that are no multiples")
     faster, told = _decision(ctx, query, key, bool(is_causal))
     if not faster and not ours:
         raise NoConversion(f"{LIBRARY}: {told}")
@@ -106,7 +105,10 @@ def _scores(ctx: ImportContext, query: Tensor, key: Tensor, scale: float, causal
     if causal:
         score = Select(call("le", index_value(n), index_value(m)), score, lowest(kind))
     if mask is not None:
-        score = call("add", score, ctx.load(mask, at, kind))
+        # What is hidden is not looked at: tiles of keys that a mask of positions hides need not be read.
+        added = ctx.load(mask, at, kind)
+        hidden = call("eq", added, lowest(kind))
+        score = Select(hidden, lowest(kind), call("add", score, added))
     return ctx.temporary(score, scores.type, "score")
 
 

@@ -14,12 +14,13 @@ from torch.utils._sympy.functions import CeilDiv
 
 from ....ir.expr.monoid import ATTENTION, SUM, lowest
 from ....ir.expr.role import Role
-from ....ir.expr.value import Expr, Load, Select, const, is_value, loads, rewrite
+from ....ir.expr.value import Expr, Load, Select, call, const, is_value, loads, rewrite
 from ....ir.function.function import Dim, Output, Stage, TensorFunction
 from ....ir.machine import Machine
 from ....ir.nest.loops import PARAM_ALIGN, Buffer, contiguous_strides
 from ...cost.programs import LEAST_KEYS, QUERIES, pieces_of_keys
 from ...functions.split_kernel import Cut, Halves, Split, halves, numbered, split_axes
+from ...primitives.analysis.empty import folded
 from .two_stage import piece_sizes
 
 
@@ -36,9 +37,9 @@ def split_keys(function: TensorFunction, machine: Machine) -> Halves | None:
     cut = _cut(function, function.stages[: at + 1], keys, machine)
     if cut is None:
         return None
-    kept = function.named(own)
+    kept, first = function.named(own), _first(function, at, keys, cut, _told(state, after))
     return halves(
-        function, _first(function, at, keys, cut), (state, *after), cut.pieces, kept, f"{function.name}_combined",
+        function, first, (state, *after), cut.pieces, kept, f"{function.name}_combined",
         lead=_behind_rows(function, own),
     )  # fmt: skip
 
@@ -93,16 +94,31 @@ def _symbols(load: Load) -> set[sympy.Symbol]:
 # --- the pieces -------------------------------------------------------------------------------------------------------
 
 
-def _first(function: TensorFunction, at: int, keys: Dim, cut: Split) -> TensorFunction:
-    """Scores and states of every piece; the state's axes get the piece behind the rows."""
+def _told(state: Stage, after: tuple[Stage, ...]) -> bool:
+    """Whether rows without any score are told by their maximum: then a piece without any has a state of zeros."""
+    top, *rest = state.results
+    return not any(ld.buffer in rest for s in after for v in s.values for ld in loads(folded(v, top)))
+
+
+def _first(function: TensorFunction, at: int, keys: Dim, cut: Split, told: bool) -> TensorFunction:
+    """Scores and states of every piece; the state's axes get the piece behind the rows. Where rows of nothing are
+    ``told``, a piece may leave keys out that a mask hides."""
     stages = tuple(_of_piece(function, s, keys.var, cut) for s in function.stages[: at + 1])
     state = stages[at]
     where = state.axes or ()
     extents = {d.var: d.extent for d in (*function.dims, *cut.pieces)}
     shape = tuple(extents[v] for v in where)
+    highest = Load(state.results[0], where, state.values[0].dtype)
+
+    def copied(result: str, v: Expr) -> Expr:
+        element = Load(result, where, v.dtype)
+        if not told or result == highest.buffer:
+            return element
+        return Select(call("eq", highest, lowest(highest.dtype)), const(0, v.dtype), element)
+
     # Copies of the states leave the kernel: the state itself is its schedule's to take apart.
     copies = tuple(
-        Stage((f"{result}_piece",), (Load(result, where, v.dtype),), True, None, state.origins, where, role=Role.RESULT)
+        Stage((f"{result}_piece",), (copied(result, v),), True, None, state.origins, where, role=Role.RESULT)
         for result, v in zip(state.results, state.values, strict=True)
     )
     outputs = tuple(

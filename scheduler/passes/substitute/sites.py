@@ -164,6 +164,19 @@ class ProductSites:
             self.known_goes[product.name] = self._goes(product)
         return self.known_goes[product.name]
 
+    def _is_made_of_products(self, p: Product) -> bool:
+        """Whether what attention weighs is a product itself: weighed before it is made, it is never in memory."""
+        raised = self.raised or ()
+        makers, base = makers_of(self.graph), views_of(self.graph).base
+        waiting = [base(u) for u in (p.left, p.right) if u not in raised]
+        while waiting:
+            node = makers.get(waiting.pop())
+            if isinstance(node, Compute) and is_linear(node.value):
+                waiting += map(base, uses(node))
+            elif node is not None and product_of(node) is not None:
+                return True
+        return False
+
     def _goes(self, product: Product) -> frozenset[str]:
         gone, inner = {product.name}, 0
         results, readers, makers = results_of(self.graph), readers_of(self.graph), makers_of(self.graph)
@@ -184,6 +197,8 @@ class ProductSites:
             else:
                 p = product_of(node)
                 if p is None or p.added is not None or p.type.dtype is not product.type.dtype:
+                    continue
+                if name != product.name and self.attends(p) and not self._is_made_of_products(p):
                     continue
                 inner += 1
             gone.add(name)

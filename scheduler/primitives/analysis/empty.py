@@ -271,16 +271,18 @@ def fails(c: Expr) -> Facts:
     return _compared(c, negated=True)
 
 
-_NEGATED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
+COMPARISONS = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
 
 
 def _compared(c: Expr, negated: bool) -> Facts:
-    if not isinstance(c, Call) or c.fn not in _NEGATED:
+    if isinstance(c, Call) and c.fn in ("eq", "ne") and (chosen := _choice_of_constants(c)) is not None:
+        return fails(chosen) if negated else holds(chosen)
+    if not isinstance(c, Call) or c.fn not in COMPARISONS:
         return []
     x, y = (_position(a) for a in c.args)
     if x is None or y is None:
         return []
-    match _NEGATED[c.fn] if negated else c.fn:
+    match COMPARISONS[c.fn] if negated else c.fn:
         case "lt":
             return [sympy.expand(x - y)]
         case "le":
@@ -292,6 +294,16 @@ def _compared(c: Expr, negated: bool) -> Facts:
         case "ne":
             return [sympy.expand(x - y), sympy.expand(y - x)]
     return []
+
+
+def _choice_of_constants(c: Call) -> Expr | None:
+    """The comparison of a number with one of two numbers, as the condition that chooses."""
+    for chosen, other in (c.args, c.args[::-1]):
+        match chosen, other:
+            case Select(condition, Const(a, _), Const(b, _)), Const(number, _):
+                yes, no = ((x == number) == (c.fn == "eq") for x in (a, b))
+                return Select(condition, const(yes, DType.BOOL), const(no, DType.BOOL))
+    return None
 
 
 def _position(e: Expr) -> sympy.Expr | None:
@@ -324,6 +336,10 @@ def unread_where_empty(nest: LoopNest, block: Block, asked: str) -> None:
     """
     (update,) = block.body
     assert isinstance(update, Update)
+    _unread(nest, block, update, asked)
+
+
+def _unread(nest: LoopNest, block: Block, update: Update, asked: str) -> None:
     top, *rest = (t.buffer for t in update.targets)
     stop = {top, *rest}
     others = [(b, s) for b, _ in blocks(nest) if b is not block for s in b.body]
@@ -334,6 +350,10 @@ def unread_where_empty(nest: LoopNest, block: Block, asked: str) -> None:
     for b, s in others:
         if isinstance(s, Store) and s.buffer in inner:
             continue  # seen where it is read
+        if isinstance(s, Update) and s.monoid is update.monoid and _buffers(s) == [top, *rest]:
+            # States of pieces that are combined: one of minus infinity weighs nothing beside any other.
+            _unread(nest, b, s, asked)
+            continue
         for v in s.values if isinstance(s, Update) else (s.value,):
             seen = folded(inlined(nest, v, stop), top)
             if any(ld.buffer in rest or ld.buffer in inner for ld in loads(seen)):
@@ -341,6 +361,10 @@ def unread_where_empty(nest: LoopNest, block: Block, asked: str) -> None:
                     asked, f"{b.name} does not tell rows without any score by their maximum", nest, b.name,
                     "select on the maximum being minus infinity, or do not skip",
                 )  # fmt: skip
+
+
+def _buffers(update: Update) -> list[str]:
+    return [v.buffer if isinstance(v, Load) else "" for v in update.values]
 
 
 def folded(value: Expr, lowest: str) -> Expr:

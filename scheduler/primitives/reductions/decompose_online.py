@@ -35,6 +35,7 @@ from ...error import ScheduleError
 from ..analysis.dependence import accesses, carried, mixed
 from ..analysis.empty import Guards, inlined, minus_infinity, occupied, unread_where_empty
 from ..analysis.factor import without_factor
+from ..analysis.live import LiveEnd, live_ends, opaque_data, with_ends
 from ..analysis.region import below
 from ..analysis.tree import blocks_under, dims_of_loops, find_block, find_loop, fresh, replace_node
 
@@ -71,7 +72,8 @@ def decompose_online(
 
     With ``skip`` a tile is left out where its scores prove to be minus infinity by comparisons of positions (a causal
     mask, a window), with those blocks in the loop whose results nothing else reads; a row that has no other score must
-    then be told by its maximum.
+    then be told by its maximum. Where positions are compared with numbers that are read (the length of a cache), a
+    block ahead of the loop computes where it begins or ends, and the hints ``live_from`` and ``live_to`` say so.
 
     With ``exponential="exp2"`` weights are powers of two of differences times log2(e). A positive number by which all
     scores were multiplied goes into that factor, is gone from them, and multiplies maxima in a last block, behind the
@@ -105,13 +107,18 @@ def decompose_online(
         raise ScheduleError(asked, reason, nest, others[0] if others else block)
     plan = _plan(nest, node, update, tile, inner, asked)
     guards: Guards = Guards(())
+    ends: list[LiveEnd] = []
     if exponential not in EXPONENTIALS:
         raise ScheduleError(asked, f"exponential is {exponential!r}, not one of {', '.join(EXPONENTIALS)}", nest, block)
     if skip or (exponential != "exp" and not finite):
         unread_where_empty(nest, node, asked)
     if skip:
-        facts = minus_infinity(inlined(nest, update.values[0]))
+        score = inlined(nest, update.values[0])
+        facts = minus_infinity(score)
         guards = occupied(nest, node, facts, {lp.var: lp.extent for lp in (*outer, tile)})
+        along = {a.var for a, b in zip(node.axes, node.bindings, strict=True) if b.free_symbols & over}
+        score, data = opaque_data(score, along)
+        ends = live_ends(nest, node, tile, outer, inner, minus_infinity(score), data) if data else []
     weights = _Weights(finite=finite)
     if exponential != "exp":
         factor, nest, score = without_factor(nest, node, update.values[0])
@@ -128,7 +135,8 @@ def decompose_online(
     result = replace(nest, body=body, locals=(*nest.locals, *plan.made))
     result = _without_axes(result, plan.scalars, plan.dropped)
     names = [b.name for n in (*states, *steps, *ended) for b in blocks_under(n)]
-    return guards.applied(result, loop, names), names
+    within = {b.name for n in steps for b in blocks_under(n)}
+    return guards.applied(with_ends(result, loop, ends, within), loop, names), names
 
 
 @dataclass(slots=True)

@@ -1,0 +1,1 @@
+"""The suite ``generate``: steps of language models."""

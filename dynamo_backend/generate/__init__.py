@@ -1,0 +1,1 @@
+"""Language models from weights to text: model, caches, sampling, admission of prompts."""
