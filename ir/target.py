@@ -162,11 +162,6 @@ def usual_target(device: str) -> Target:
     return Target("cpu", "znver3", 1, warp=1, max_threads=1) if device.startswith("cpu") else gpu_target("cuda:sm_90")
 
 
-def is_always_with_libraries(device: str) -> bool:
-    """Whether libraries may be called on a device whatever was asked for: code that calls none is for CPUs."""
-    return not device.startswith("cpu")
-
-
 def waits_for_places(device: str) -> bool:
     """Whether a program stands still while it reads where something lies; a CPU's core goes on meanwhile."""
     return not device.startswith("cpu")

@@ -95,12 +95,12 @@ def target_for(
     libraries: str = "aten",
 ) -> Target:
     """The target of tensors on ``device`` ("cpu", "cuda:0"), or the one that ``override`` names ("cuda:sm_90").
-    ``cores``, ``products`` and ``libraries`` are for CPUs, as in ``cpu_target``.
+    ``cores`` and ``products`` are for CPUs, as in ``cpu_target``, and ``libraries`` is "none" where kernels call none.
 
     Raises: TargetError where the device is of a kind with no code, or there is no GPU to ask and no override.
     """
     if override is not None and override != "cpu" and not device.startswith("cpu"):
-        return _as_torch_allows(named_target(override))
+        return _as_torch_allows(_calling(named_target(override), libraries))
     if device.startswith("cpu"):
         return cpu_target(cores, products, libraries)
     kind, _, number = device.partition(":")
@@ -127,7 +127,12 @@ def target_for(
         shared_bytes=shared,
         registers=int(getattr(properties, "regs_per_multiprocessor", 65536)),
     )
-    return _as_torch_allows(found)
+    return _as_torch_allows(_calling(found, libraries))
+
+
+def _calling(target: Target, libraries: str) -> Target:
+    """The target with the libraries that may be called."""
+    return replace(target, libraries=()) if libraries == "none" else target
 
 
 def is_here(target: Target) -> bool:
