@@ -7,9 +7,9 @@ from .kinds import kinds_text, sizes_text
 from .layouts import data_text, layouts_text
 
 
-def checks_text(constants: Constants, types: int) -> str:
+def checks_text(constants: Constants, types: int, gpu: bool = False) -> str:
     """The functions that check one tensor, and those that check all of a call; ``@types`` has so many rows."""
-    one = [kinds_text(constants, types), sizes_text(constants), layouts_text(constants), data_text(constants)]
+    one = [kinds_text(constants, types, gpu), sizes_text(constants), layouts_text(constants), data_text(constants)]
     return "".join([*one, _ALL])
 
 

@@ -5,17 +5,24 @@ from __future__ import annotations
 from .codes import CODES, MESSAGE_BYTES, SAY
 from .constants import Constants
 
-TYPES = f"""
-; the mapped file, addresses of weights in it, how many hold this model (itself and contexts), and its threads
-%Model = type {{ ptr, ptr, i32, %Team }}
+MODEL, BUSY, ARENA, ARENA_BYTES, PLACES, MEMORY, WORDS, MESSAGE = range(8)
+"""The fields of a context."""
+
+
+def types_text(more: str = "") -> str:
+    """The types of models and contexts; a context may have ``more`` fields (", ptr")."""
+    return f"""
+; the mapped file, addresses of weights, how many hold this model (itself and contexts), its threads, its GPU, products
+; of float32 and float64
+%Model = type {{ ptr, ptr, i32, %Team, ptr, ptr, ptr }}
 ; model, whether a call is running, arena, its bytes, addresses of weights, memory of those that calls write to, words
 ; for the checks, the sentence of the last failure
-%Context = type {{ ptr, i32, ptr, i64, ptr, ptr, ptr, [{MESSAGE_BYTES} x i8] }}
+%Context = type {{ ptr, i32, ptr, i64, ptr, ptr, ptr, [{MESSAGE_BYTES} x i8]{more} }}
 """
 
 
 def contexts_text(constants: Constants, weights: int, mutable_bytes: int, words: int) -> str:
-    """``@make_context``, ``@grow_arena``, ``@free_context`` and ``@drop_model``."""
+    """``@make_context``, ``@grow_arena`` and ``@free_context``."""
     t = constants.text
     return f"""
 ; Memory of so many bytes at a multiple of 64; null where there is none.
@@ -32,14 +39,16 @@ define internal ptr @aligned_memory(i64 %bytes) {{
   ret ptr %result
 }}
 
-; A context of a model; null where there is no memory for it.
-define internal ptr @make_context(ptr %model) {{
+; A context of a model: a code, with a sentence where it is not zero.
+define internal i32 @make_context(ptr %text, ptr %model, ptr %result) {{
 entry:
+  store ptr null, ptr %result
   %context = call ptr @calloc(i64 1, i64 ptrtoint (ptr getelementptr (%Context, ptr null, i32 1) to i64))
   %none = icmp eq ptr %context, null
   br i1 %none, label %nothing, label %parts
 nothing:
-  ret ptr null
+  %a = {SAY} {t("context: the system has no memory left")})
+  ret i32 {CODES["memory"]}
 parts:
   store ptr %model, ptr %context
   %weights = call ptr @calloc(i64 {max(weights, 1)}, i64 8)
@@ -59,12 +68,13 @@ parts:
   br i1 %lacks, label %undo, label %copy
 undo:
   call void @free_context(ptr %context)
-  ret ptr null
+  br label %nothing
 copy:
   call void @own_weights(ptr %model, ptr %weights, ptr %memory)
   %holders.at = getelementptr inbounds %Model, ptr %model, i32 0, i32 2
   %h = atomicrmw add ptr %holders.at, i32 1 monotonic
-  ret ptr %context
+  store ptr %context, ptr %result
+  ret i32 0
 }}
 
 ; The addresses of the model's weights; those that calls write to are copied to "memory".
@@ -144,9 +154,21 @@ define internal void @free_context(ptr %context) {{
   call void @free(ptr %context)
   ret void
 }}
+"""
 
+
+def holders_text(gpu: bool) -> str:
+    """``@drop_model``, of a model that has a GPU or none."""
+    device = """
+  %device.at = getelementptr inbounds %Model, ptr %model, i32 0, i32 4
+  %device = load ptr, ptr %device.at
+  call void @end_device(ptr %device)"""
+    return _DROP.replace("DEVICE", device.strip() if gpu else "; it has nothing else")
+
+
+_DROP = """
 ; One holder of a model less; the last one ends it.
-define internal void @drop_model(ptr %model) {{
+define internal void @drop_model(ptr %model) {
   %holders.at = getelementptr inbounds %Model, ptr %model, i32 0, i32 2
   %before = atomicrmw sub ptr %holders.at, i32 1 acq_rel
   %last = icmp eq i32 %before, 1
@@ -154,6 +176,7 @@ define internal void @drop_model(ptr %model) {{
 end:
   %team = getelementptr inbounds %Model, ptr %model, i32 0, i32 3
   call void @team_end(ptr %team)
+  DEVICE
   %mapped = load ptr, ptr %model
   call void @unmap_weights(ptr %mapped)
   %weights.at = getelementptr inbounds %Model, ptr %model, i32 0, i32 1
@@ -163,5 +186,5 @@ end:
   br label %done
 done:
   ret void
-}}
+}
 """

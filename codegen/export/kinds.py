@@ -6,14 +6,15 @@ among those.
 
 from __future__ import annotations
 
-from .codes import CODES, SAY
+from .codes import CODES, DEVICE, SAY
 from .constants import Constants
 
 
-def kinds_text(constants: Constants, types: int) -> str:
-    """``@check_kind``, with so many rows of ``@types``."""
+def kinds_text(constants: Constants, types: int, gpu: bool) -> str:
+    """``@check_kind``, with so many rows of ``@types``, of tensors in the memory of the host or of a GPU."""
     t = constants.text
-    tensor = "ptr %f.name, ptr %which, i64 %k, ptr %name"
+    device = _gpu_text(constants) if gpu else _host_text(constants)
+    tensor = _TENSOR
     return f"""
 ; The name of a type by DLPack's numbers.
 define internal ptr @type_name(i32 %packed) {{
@@ -67,15 +68,7 @@ wrong.type:
 device:
   %kind.at = getelementptr inbounds %Tensor, ptr %tensor, i32 0, i32 1
   %kind = load i32, ptr %kind.at
-  %host = icmp eq i32 %kind, 1
-  %pinned = icmp eq i32 %kind, 3
-  %here.too = or i1 %host, %pinned
-  br i1 %here.too, label %extents, label %wrong.device
-wrong.device:
-  %c = {SAY} {
-        t("%s: %s %lld (%s) is on a device of DLPack's kind %d; it has to be in the memory of the host (kind 1)")
-    }, {tensor}, i32 %kind)
-  ret i32 {CODES["tensor"]}
+  {device}
 extents:
   %scalar = icmp eq i32 %rank, 0
   br i1 %scalar, label %fine, label %has.shape
@@ -105,6 +98,41 @@ fine:
   ret i32 0
 }}
 """
+
+
+_TENSOR = "ptr %f.name, ptr %which, i64 %k, ptr %name"
+
+
+def _host_text(constants: Constants) -> str:
+    t = constants.text
+    return f"""%host = icmp eq i32 %kind, 1
+  %pinned = icmp eq i32 %kind, 3
+  %here.too = or i1 %host, %pinned
+  br i1 %here.too, label %extents, label %wrong.device
+wrong.device:
+  %c = {SAY} {
+        t("%s: %s %lld (%s) is on a device of DLPack's kind %d; it has to be in the memory of the host (kind 1)")
+    }, {_TENSOR}, i32 %kind)
+  ret i32 {CODES["tensor"]}"""
+
+
+def _gpu_text(constants: Constants) -> str:
+    """Memory that the driver moves about (kind 13) is on any."""
+    t = constants.text
+    told = t("%s: %s %lld (%s) is on device %d of DLPack's kind %d; it has to be on GPU %d (kind 2), as the model is")
+    return f"""%id.at = getelementptr inbounds %Tensor, ptr %tensor, i32 0, i32 2
+  %id = load i32, ptr %id.at
+  %number.at = call ptr @llvm.threadlocal.address.p0(ptr @device_number)
+  %number = load i32, ptr %number.at
+  %same = icmp eq i32 %id, %number
+  %plain = icmp eq i32 %kind, {DEVICE[True]}
+  %there = and i1 %same, %plain
+  %managed = icmp eq i32 %kind, 13
+  %fits = or i1 %there, %managed
+  br i1 %fits, label %extents, label %wrong.device
+wrong.device:
+  %c = {SAY} {told}, {_TENSOR}, i32 %id, i32 %kind, i32 %number)
+  ret i32 {CODES["tensor"]}"""
 
 
 def sizes_text(constants: Constants) -> str:

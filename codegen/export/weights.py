@@ -3,7 +3,8 @@ its tensors are addresses in it.
 
 The format is an int64 with the bytes of a header, that header as JSON, then data. The library knows the length of the
 file and a hash of its header (FNV-1a of 64 bits): enough to tell a damaged or foreign file, and no protection against
-people who mean to deceive it.
+people who mean to deceive it. Of the data it has a hash too, with which they are compared where the caller asks for it:
+that reads all of them, and another checkpoint has another.
 """
 
 from __future__ import annotations
@@ -22,6 +23,58 @@ def header_hash(header: bytes) -> int:
 def signed(value: int) -> int:
     """A number of 64 bits as LLVM writes it."""
     return value - (1 << 64) if value >= 1 << 63 else value
+
+
+_PRIME = 0x100000001B3
+HASH_DATA = f"""
+; A hash of data, of which there are a multiple of 64 bytes: eight of FNV-1a's kind side by side, over words of 64 bits,
+; whose upper halves are mixed into the lower ones.
+define i64 @hash_data(ptr %data, i64 %count) {{
+entry:
+  br label %each
+each:
+  %k = phi i64 [ 0, %entry ], [ %k.next, %block ]
+  %h = phi <8 x i64> [ splat (i64 {signed(0xCBF29CE484222325)}), %entry ], [ %h.next, %block ]
+  %more = icmp ult i64 %k, %count
+  br i1 %more, label %block, label %fold
+block:
+  %at = getelementptr inbounds i8, ptr %data, i64 %k
+  %words = load <8 x i64>, ptr %at, align 8
+  %other = xor <8 x i64> %h, %words
+  %product = mul <8 x i64> %other, splat (i64 {_PRIME})
+  %upper = lshr <8 x i64> %product, splat (i64 32)
+  %h.next = xor <8 x i64> %product, %upper
+  %k.next = add i64 %k, 64
+  br label %each
+fold:
+  br label %lane
+lane:
+  %i = phi i64 [ 0, %fold ], [ %i.next, %lane ]
+  %all = phi i64 [ %count, %fold ], [ %all.next, %lane ]
+  %one = extractelement <8 x i64> %h, i64 %i
+  %joined = xor i64 %all, %one
+  %scaled = mul i64 %joined, {_PRIME}
+  %high = lshr i64 %scaled, 32
+  %all.next = xor i64 %scaled, %high
+  %i.next = add i64 %i, 1
+  %again = icmp ult i64 %i.next, 8
+  br i1 %again, label %lane, label %done
+done:
+  ret i64 %all.next
+}}
+"""
+
+
+def data_hash_text(first: int, data_bytes: int, data_hash: int) -> str:
+    """``@compare_data``: whether a mapped file has the data with that hash."""
+    return HASH_DATA.replace("define i64", "define internal i64") + f"""
+define internal i1 @compare_data(ptr %mapped) {{
+  %data = getelementptr inbounds i8, ptr %mapped, i64 {first}
+  %hash = call i64 @hash_data(ptr %data, i64 {data_bytes})
+  %same = icmp eq i64 %hash, {signed(data_hash)}
+  ret i1 %same
+}}
+"""
 
 
 DECLARATIONS = """
@@ -142,7 +195,12 @@ done:
 }}
 
 define internal void @unmap_weights(ptr %mapped) {{
+  %none = icmp eq ptr %mapped, null
+  br i1 %none, label %done, label %unmap
+unmap:
   %gone = call i32 @munmap(ptr %mapped, i64 {length})
+  br label %done
+done:
   ret void
 }}
 """
