@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .codes import CODES, DEVICE, MISPLACED, REFUSED, SAY
+from .codes import CODES, DEVICE, MISPLACED, REFUSED, SAY, TOO_LARGE
 from .constants import Constants
 
 
@@ -297,8 +297,15 @@ define internal i32 @tell_status(ptr %text, ptr %f, ptr %status) {{
   %launch = load i64, ptr %launch.at
   switch i64 %what, label %index [
     i64 2, label %divisor
+    i64 {TOO_LARGE}, label %large
     {cases}
   ]
+large:
+  %size.at = getelementptr inbounds i64, ptr %status, i64 1
+  %size = load i64, ptr %size.at
+  %e = {SAY} {t("%s: launch %lld is a product with a size of %lld, which is more than CBLAS takes")}, ptr %f.name,
+      i64 %launch, i64 %size)
+  ret i32 {CODES["size"]}
 divisor:
   %a = {SAY} {t("%s: launch %lld divides an integer by zero")}, ptr %f.name, i64 %launch)
   ret i32 {CODES["index"]}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .codes import CODES, SAY
+from .codes import CODES, SAY, TOO_LARGE, product_symbol
 from .constants import Constants
 from .routine import Routine
 
@@ -23,11 +23,6 @@ _FIRST = 5
 """The first field of a model in which there is such a function."""
 # Sizes are "int" in CBLAS.
 _MOST = (1 << 31) - 1
-
-
-def product_symbol(function: str) -> str:
-    """What host programs call."""
-    return f"mlc_{function}"
 
 
 def products_text(constants: Constants, functions: Sequence[str]) -> str:
@@ -83,7 +78,7 @@ def _product(function: str) -> str:
         largest = r.value(f"call i64 @llvm.umax.i64(i64 {largest}, i64 {size})")
     status = r.at("i64", "%arguments", ARGUMENTS)
     with r.when(r.value(f"icmp ugt i64 {largest}, {_MOST}"), "large"):
-        r.line(f"store i64 5, ptr {status}")
+        r.line(f"store i64 {TOO_LARGE}, ptr {status}")
         r.store("i64", largest, "i64", status, 1)
         r.line("ret void")
     narrow = [r.value(f"trunc i64 {s} to i32") for s in sizes]

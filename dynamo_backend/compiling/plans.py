@@ -91,7 +91,7 @@ def _fused(job: Job, layers: Layers | None = None, called_after: dict[str, str] 
     with phase("import"):
         imported = job.run.step(
             GRAPH, import_graph, job.gm, job.example_inputs, fallback_random=options.fallback_random,
-            numerics=options.numerics, libraries=options.libraries != "none", static=job.static, name=job.name,
+            numerics=options.numerics, libraries=options.libraries == "aten", static=job.static, name=job.name,
             skipped=layers.skipped if layers is not None else {}, called_after=called_after, decider=job.decider,
         )  # fmt: skip
     with phase("passes"):
@@ -112,7 +112,7 @@ def planned_peak(gm: fx.GraphModule, options: Options, given: Collection[str] = 
     """The bytes that an ATen graph would hold at most at typical sizes, ``given`` inputs among them; nothing is
     compiled."""
     lists, context = pass_lists(), context_of(options, given)
-    libraries = options.libraries != "none"
+    libraries = options.libraries == "aten"
     graph = import_graph(
         gm, fallback_random=options.fallback_random, numerics=options.numerics, libraries=libraries
     )  # fmt: skip

@@ -82,7 +82,7 @@ def explain(
     compiled = [g for c in made.graphs for g in _with_regions(c)]
     taken = {name for c in compiled for name in c.overridden}
     unmatched = tuple(str(o) for o in schedules if str(o) not in taken)
-    elsewhere = named_target(str(settings.target)) if settings.target not in (None, "cpu") else None
+    elsewhere = named_target(settings.gpu) if settings.gpu is not None else None
     return Report(tuple(report_of(c, elsewhere) for c in compiled), unmatched, max(captured, 0.0), made.breaks)
 
 

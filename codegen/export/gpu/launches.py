@@ -15,15 +15,13 @@ import sympy
 from ....ir.expr.value import symbol
 from ...host.code import SizedCode
 from ...host.native.launch import RECORD_BYTES, launch_text
-from ..codes import MISPLACED, REFUSED
+from ..codes import COPY, MISPLACED, REFUSED
 from ..constants import Constants
 from ..library import GpuVariant, LaunchedKernel
 from ..routine import Routine
 from .contexts import STREAM
 from .device import KERNELS, RECORDS, launcher_symbol
 
-COPY = "mlc_copy"
-"""What copies bytes from one place of the GPU's memory to another: ``(target, source, bytes)``."""
 
 
 def launches_text(constants: Constants, variants: Sequence[GpuVariant]) -> str:
