@@ -14,13 +14,15 @@ from .decisions import Alternative, Decider
 class PassContext:
     """``numerics`` is "fast" or "eager"; ``target_of`` gives the machine that a device ("cuda:0") is; ``given`` are
     inputs whose memory goes when they are read last. ``copy_streams``: copies between devices may run beside calls, on
-    streams of their own. ``decider`` is who is asked about decisions; without one the cost model's stand.
+    streams of their own. ``tables``: a launch on a GPU may read of a table in its memory what it works on, which a host
+    program of torch's process fills. ``decider`` is who is asked about decisions; without one the cost model's stand.
     """
 
     numerics: str = "fast"
     target_of: TargetOf = usual_target
     given: Collection[str] = ()
     copy_streams: bool = True
+    tables: bool = True
     decider: Decider | None = field(default=None, repr=False)
 
     @property

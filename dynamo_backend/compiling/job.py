@@ -26,7 +26,8 @@ class Job:
 
     ``regions`` are the bodies of its control flow, by the node that reads them; ``lazy`` the inputs that may come with
     bits; ``outside`` by name what decides its code besides itself, and ``settings`` what of that decides its kernels'.
-    ``decider`` is asked about decisions; without one they are taken by cost, and not recorded.
+    ``decider`` is asked about decisions; without one they are taken by cost, and not recorded. ``tables`` is as in
+    ``PassContext``.
     """
 
     gm: fx.GraphModule
@@ -47,6 +48,7 @@ class Job:
     run: Runner
     store: KernelStore
     decider: Decider | None = None
+    tables: bool = True
 
     @property
     def lines(self) -> Lines:

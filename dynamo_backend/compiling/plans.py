@@ -103,9 +103,8 @@ def _fused(job: Job, layers: Layers | None = None, called_after: dict[str, str] 
 def _ordered(job: Job, plan: Plan) -> Plan:
     """With launches shared, in an order that holds less memory."""
     with job.timer.phase("fuse"):
-        return replace(
-            plan, fusion=job.run(plan.fusion, pass_lists().calls, context_of(job.options, job.given, job.decider))
-        )
+        context = context_of(job.options, job.given, job.decider, tables=job.tables)
+        return replace(plan, fusion=job.run(plan.fusion, pass_lists().calls, context))
 
 
 def planned_peak(gm: fx.GraphModule, options: Options, given: Collection[str] = ()) -> int:
