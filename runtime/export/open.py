@@ -180,12 +180,16 @@ class ModelLibrary:
             raise LibraryError("argument", f"the library {self.name} has been closed")
         return LibraryContext(self)
 
-    def shapes(self, name: str, *arrays: Any) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Shape and strides (in elements) of each result that a call with these arrays would give."""
+    def shapes(
+        self, name: str, *arrays: Any, outlines: bool = False
+    ) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Shape and strides (in elements) of each result that a call with these arrays would give. For a GPU arrays of
+        NumPy's may stand for those, as ``outlines``: nobody reads their elements."""
         if not self._end.alive:
             raise LibraryError("argument", f"the library {self.name} has been closed")
         function = self.function(name)
-        given = self._given(arrays, self._counted(function, arrays))
+        specs = self._counted(function, arrays)
+        given = self._outlines(arrays, specs) if outlines else self._given(arrays, specs)
         out = (DLTensor * len(function.results))()
         kept = []
         for tensor, spec in zip(out, function.results):
@@ -220,6 +224,12 @@ class ModelLibrary:
     def _given(self, arrays: Sequence[Any], specs: Sequence[LibraryTensor]) -> Any:
         described = _described_on_gpu if self.on_gpu else _described
         return _tensors([described(a, s, self.device) for a, s in zip(arrays, specs)])
+
+    def _outlines(self, arrays: Sequence[Any], specs: Sequence[LibraryTensor]) -> Any:
+        made = _tensors([_described(a, s) for a, s in zip(arrays, specs)])
+        for tensor in made if self.on_gpu else ():
+            tensor.device_type, tensor.device_id = 2, self.device
+        return made
 
     def _counted(self, f: LibraryFunction, arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[LibraryTensor, ...]:
         if len(arrays) != len(f.inputs):

@@ -35,7 +35,10 @@ from torch_mlc.runtime.triton.compile import signature
 
 # What is added to an address of the host: such addresses are nobody's.
 FAR_AWAY = 1 << 60
-OUT_OF_MEMORY, FAILED = 2, 719
+OUT_OF_MEMORY, NO_CONTEXT, FAILED = 2, 201, 719
+# What needs no context.
+_ANYWHERE = {"cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetAttribute",
+             "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2", "cuCtxPushCurrent_v2"}  # fmt: skip
 _WORDS = {OUT_OF_MEMORY: b"out of memory", FAILED: b"unspecified launch failure"}
 _I32, _U64, _POINTER = ctypes.c_int32, ctypes.c_uint64, ctypes.c_void_p
 _TO = ctypes.POINTER
@@ -115,6 +118,7 @@ class PlayedGpu:
     stacks: Any = field(default_factory=threading.local)
     errors: list[BaseException] = field(default_factory=list)
     attributes: list[tuple[str, int]] = field(default_factory=list)
+    given: set[int] = field(default_factory=set)
 
     def play(self) -> None:
         """Be what libcuda does from here on."""
@@ -148,6 +152,8 @@ class PlayedGpu:
                             "cuDevicePrimaryCtxRelease_v2", "cuCtxPopCurrent_v2"):  # fmt: skip
                     function(*given)
                 return self.status
+            if name not in _ANYWHERE and not self.stack and self.fail is not None:
+                return NO_CONTEXT
             try:
                 return function(*given)
             except BaseException as error:
@@ -205,6 +211,12 @@ class PlayedGpu:
     def _release(self, handle: int) -> int:
         self.retained[handle] -= 1
         assert self.retained[handle] >= 0
+        failed = self.calls[self.fail] if self.fail is not None and self.fail < len(self.calls) else ""
+        if not self.retained[handle] and failed == "cuCtxPushCurrent_v2":
+            # Whoever could not enter the context gave nothing back; what was in it ends with it.
+            self.streams.clear()
+            self.modules.clear()
+            self.memory = {a: m for a, m in self.memory.items() if a in self.given}
         return 0
 
     def _allocate(self, place: Any, nbytes: int, stream: int | None) -> int:
@@ -226,6 +238,7 @@ class PlayedGpu:
         self.stack.append(140)
         self._allocate(ctypes.pointer(place), array.nbytes + offset + 1, None)
         self.stack.pop()
+        self.given.add(place.value)
         found = OnGpu(self, place.value, place.value + offset, array.shape, array.dtype)
         ctypes.memmove(found.address - FAR_AWAY, np.ascontiguousarray(array).ctypes.data, array.nbytes)
         return found
@@ -257,7 +270,9 @@ class PlayedGpu:
     def _load(self, place: Any, image: int) -> int:
         self._current()
         assert image % 64 == 0
-        found = next(k for data, k in self.images.items() if ctypes.string_at(image, len(data)) == data)
+        header = ctypes.string_at(image, 64)  # which tells where the image ends
+        alike = {data: k for data, k in self.images.items() if data[:64] == header}
+        found = next(k for data, k in alike.items() if ctypes.string_at(image, len(data)) == data)
         self.modules[number := 9000 + len(self.calls)] = found
         return _put(place, number)
 
