@@ -5,7 +5,7 @@ from __future__ import annotations
 from .codes import CODES, MESSAGE_BYTES, SAY
 from .constants import Constants
 
-MODEL, BUSY, ARENA, ARENA_BYTES, PLACES, MEMORY, WORDS, MESSAGE = range(8)
+MODEL, BUSY, ARENA, ARENA_BYTES, PLACES, MEMORY, WORDS, MESSAGE, SEED, DRAWN = range(10)
 """The fields of a context."""
 
 
@@ -16,8 +16,8 @@ def types_text(more: str = "") -> str:
 ; of float32 and float64
 %Model = type {{ ptr, ptr, i32, %Team, ptr, ptr, ptr }}
 ; model, whether a call is running, arena, its bytes, addresses of weights, memory of those that calls write to, words
-; for the checks, the sentence of the last failure
-%Context = type {{ ptr, i32, ptr, i64, ptr, ptr, ptr, [{MESSAGE_BYTES} x i8]{more} }}
+; for the checks, the sentence of the last failure, the seed of random numbers and how many were drawn
+%Context = type {{ ptr, i32, ptr, i64, ptr, ptr, ptr, [{MESSAGE_BYTES} x i8], i64, i64{more} }}
 """
 
 

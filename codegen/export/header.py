@@ -87,7 +87,7 @@ const char *NAME_error(const mlc_context *context);
 /* Functions, tensors and sizes as JSON. */
 const char *NAME_signature(void);
 
-STREAM/* The model ends with the last of its contexts, and its threads with it: before a dlclose of the library. */
+STREAMSEED/* The model ends with the last of its contexts, and its threads with it: before a dlclose of the library. */
 void NAME_close_context(mlc_context *context);
 void NAME_close(mlc_model *model);
 """
@@ -98,6 +98,14 @@ _STREAM = """
    not wait, and what their kernels do wrong is told by a later call. Without this a context has a stream of its own, for
    which each call waits. What went to the stream before is waited for here. */
 int NAME_stream(mlc_context *context, void *stream);
+
+"""
+
+
+_SEED = """
+/* Begin the random numbers of a context anew, with a seed. A new context has the seed 0. Equal seeds give equal numbers
+   in the same order of calls. Not while a call of the context runs. */
+int NAME_seed(mlc_context *context, uint64_t seed);
 
 """
 
@@ -126,7 +134,7 @@ def header_text(model: ExportedModel) -> str:
         f"enum {{ {upper}_MAX_RANK = {max([*ranks, 1])} }};",
         "",
         *(line for k, f in enumerate(model.functions) for line in _function(upper, k, f)),
-        _FUNCTIONS.replace("STREAM", _STREAM.lstrip() if model.gpus else "").replace("NAME_UPPER", upper).replace("NAME", name),
+        _FUNCTIONS.replace("STREAM", _STREAM.lstrip() if model.gpus else "").replace("SEED", _SEED.lstrip() if model.draws else "").replace("NAME_UPPER", upper).replace("NAME", name),
         "#ifdef __cplusplus",
         "}",
         "#endif",

@@ -10,9 +10,9 @@ from .opening import FAILURE, Opened, open_text
 EXPORTED = ("open", "context", "shapes", "call", "error", "signature", "close_context", "close")
 
 
-def exported_names(model: str, gpu: bool = False) -> list[str]:
-    """What a library of that name shows; one for GPUs has a function more."""
-    return [f"{model}_{name}" for name in (*EXPORTED, *(("stream",) if gpu else ()))]
+def exported_names(model: str, *more: str) -> list[str]:
+    """What a library of that name shows; some have functions more."""
+    return [f"{model}_{name}" for name in (*EXPORTED, *more)]
 
 
 def interface_text(
@@ -20,7 +20,12 @@ def interface_text(
 ) -> str:
     """The exported functions of the model ``name``."""
     gpu = options.gpu
-    told = FAILURE + open_text(name, constants, weights, options) + _closed(name, constants) + _told(name, constants, functions, signature)
+    told = (
+        FAILURE
+        + open_text(name, constants, weights, options)
+        + _closed(name, constants)
+        + _told(name, constants, functions, signature)
+    )
     return told + calls_text(name, constants, words, gpu) + (_stream(name, constants) if gpu else "")
 
 

@@ -161,6 +161,7 @@ class ExportedModel:
     A model for GPUs has ``gpus`` and no kernels else. Its ``target`` is the processor that launches, and all tensors of
     its functions are on the GPU. The first of ``gpus`` that the device at hand can run is taken. ``products`` are the
     functions of a library for products that host programs call (``products.py``), which is found when it is opened.
+    A model that ``draws`` has random numbers, of a generator that each context has.
     """
 
     name: str
@@ -172,6 +173,7 @@ class ExportedModel:
     machine: str = "x86-64"
     gpus: tuple[GpuVariant, ...] = ()
     products: tuple[str, ...] = ()
+    draws: bool = False
 
     @property
     def kernel_names(self) -> tuple[str, ...]:

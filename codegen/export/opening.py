@@ -88,7 +88,9 @@ def _open(name: str, constants: Constants) -> str:
 def _open_model(constants: Constants, weights: int, what: Opened) -> str:
     t, r = constants.text, Routine()
     team = r.at("%Model", "%model", _TEAM)
-    threads, host, passed = (r.load(kind, "%Options", "%options", f) for f, kind in ((1, "i32"), (2, "ptr"), (3, "ptr")))
+    threads, host, passed = (
+        r.load(kind, "%Options", "%options", f) for f, kind in ((1, "i32"), (2, "ptr"), (3, "ptr"))
+    )
     seated = r.value(f"call i1 @team_init(ptr {team}, i32 {threads}, ptr {host}, ptr {passed})")
     places = r.value(f"call ptr @calloc(i64 {max(weights, 1)}, i64 8)")
     r.store("ptr", places, "%Model", "%model", _PLACES)
@@ -104,7 +106,9 @@ def _open_model(constants: Constants, weights: int, what: Opened) -> str:
     verify = r.load("i32", "%Options", "%options", 5)
     with r.when(r.value(f"icmp ne i32 {verify}, 0"), "verify"):
         if not what.data_hash:
-            r.value(f"{SAY} {t('open: the data of weights are to be compared, and this library holds no hash of them')})")
+            r.value(
+                f"{SAY} {t('open: the data of weights are to be compared, and this library holds no hash of them')})"
+            )
             r.line(f"ret i32 {CODES['argument']}")
         else:
             same = r.value(f"call i1 @compare_data(ptr {mapped})")

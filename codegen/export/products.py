@@ -40,7 +40,9 @@ def _find(constants: Constants, functions: Sequence[str]) -> str:
         r.line(f"store ptr {given}, ptr {place}")
         with r.when(r.value(f"icmp eq ptr {given}, null"), "look"):
             with r.when(r.value(f"icmp eq ptr {name}, null"), "nameless"):
-                told = t(f"open: this library multiplies by a library of products: name one in the options (cblas), or give its cblas_{function} ({function})")
+                told = t(
+                    f"open: this library multiplies by a library of products: name one in the options (cblas), or give its cblas_{function} ({function})"
+                )
                 r.value(f"{SAY} {told})")
                 r.line(f"ret i32 {CODES['argument']}")
             library = r.value(f"call ptr @dlopen(ptr {name}, i32 2)")
@@ -50,7 +52,9 @@ def _find(constants: Constants, functions: Sequence[str]) -> str:
                 r.line(f"ret i32 {CODES['library']}")
             found = r.value(f"call ptr @dlsym(ptr {library}, ptr {t(f'cblas_{function}')})")
             with r.when(r.value(f"icmp eq ptr {found}, null"), "lacking"):
-                told = t(f"open: the library of products %s has no cblas_{function}: it is none of CBLAS, or its functions have other names")
+                told = t(
+                    f"open: the library of products %s has no cblas_{function}: it is none of CBLAS, or its functions have other names"
+                )
                 r.value(f"{SAY} {told}, ptr {name})")
                 r.line(f"ret i32 {CODES['library']}")
             r.line(f"store ptr {found}, ptr {place}")

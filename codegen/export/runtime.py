@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...ir.target import Target
 from ..kernel import EmitError
-from . import checks, contexts, interface, opening, processor, products, tables, team, weights
+from . import checks, contexts, draws, interface, opening, processor, products, tables, team, weights
 from .constants import Constants, struct
 from .gpu import contexts as gpu_contexts
 from .gpu import device, driver, launches
@@ -68,6 +68,12 @@ def loads_libraries(model: ExportedModel) -> bool:
     return bool(model.gpus or model.products)
 
 
+def shown_by(model: ExportedModel) -> list[str]:
+    """What a library shows."""
+    more = [name for name, has in (("stream", bool(model.gpus)), ("seed", model.draws)) if has]
+    return interface.exported_names(model.name, *more)
+
+
 def needed_by(model: ExportedModel) -> tuple[str, ...]:
     """The libraries that a library is linked to."""
     return (*NEEDED, *LOADING) if loads_libraries(model) else NEEDED
@@ -114,6 +120,8 @@ def runtime_text(model: ExportedModel, placed: PlacedWeights, data_hash: int | N
             device.device_text(constants, model.gpus, placed.first, placed.data_bytes),
             launches.launches_text(constants, model.gpus),
         ]
+    if model.draws:
+        body.append(draws.draws_text(model.name, constants, gpu))
     if model.products:
         body.append(products.products_text(constants, model.products))
     more = gpu_contexts.FIELDS if gpu else ""

@@ -19,6 +19,7 @@ def signature_text(model: ExportedModel) -> str:
             "device": "cuda" if model.gpus else "cpu",
             "gpus": [v.target.arch for v in model.gpus],
             "products": list(model.products),
+            "draws": model.draws,
         },
         ensure_ascii=False,
         separators=(",", ":"),

@@ -67,7 +67,9 @@ done:
 
 def data_hash_text(first: int, data_bytes: int, data_hash: int) -> str:
     """``@compare_data``: whether a mapped file has the data with that hash."""
-    return HASH_DATA.replace("define i64", "define internal i64") + f"""
+    return (
+        HASH_DATA.replace("define i64", "define internal i64")
+        + f"""
 define internal i1 @compare_data(ptr %mapped) {{
   %data = getelementptr inbounds i8, ptr %mapped, i64 {first}
   %hash = call i64 @hash_data(ptr %data, i64 {data_bytes})
@@ -75,6 +77,7 @@ define internal i1 @compare_data(ptr %mapped) {{
   ret i1 %same
 }}
 """
+    )
 
 
 DECLARATIONS = """

@@ -12,7 +12,7 @@ import sympy
 import torch
 from torch.export import ExportedProgram
 
-from ...codegen.export.codes import product_symbol
+from ...codegen.export.codes import DRAWS, product_symbol
 from ...codegen.export.library import ExportedModel
 from ...codegen.export.products import FUNCTIONS
 from ...codegen.host.export.emit import ExportedHost
@@ -96,7 +96,7 @@ def _assembled(
     called = {k for _, host in made for k in host.kernels}
     model = ExportedModel(
         name, tuple(f for f, _ in made), weights, (), targets.host, machine=targets.machine, gpus=gpus,
-        products=tuple(f for f in FUNCTIONS if product_symbol(f) in called),
+        products=tuple(f for f in FUNCTIONS if product_symbol(f) in called), draws=DRAWS in called,
     )  # fmt: skip
     if not targets.on_gpu:
         least, *others = pool.variants(called)

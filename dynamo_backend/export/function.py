@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from ...codegen.export.library import ExportedFunction, TensorSpec
 from ...codegen.host.bind_sizes import bind_sizes
 from ...codegen.host.build import build_host_program
+from ...codegen.host.export.draws import SEEDS
 from ...codegen.host.export.emit import ExportedHost, emit_export, plan_export
 from ...codegen.host.export.multiply import multiplied
 from ...codegen.host.export.pointers import PointersOf, pointers_of
@@ -49,7 +50,7 @@ from .sizes import SizesOf, guards_of
 from .targets import ExportTargets
 
 # Calls that run nothing in a library: they name memory, or sizes.
-_PLAIN = NOTHING | {MADE_SIZE, "aten::sym_size.int"}
+_PLAIN = NOTHING | {MADE_SIZE, "aten::sym_size.int", SEEDS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +161,9 @@ def _placed(program: ModelProgram, targets: ExportTargets) -> str:
             )
         return "cpu"
     if len(devices) > 1:
-        raise ExportError(f"{name} has tensors on {' and '.join(devices)}; those of a library for GPUs are on one device")
+        raise ExportError(
+            f"{name} has tensors on {' and '.join(devices)}; those of a library for GPUs are on one device"
+        )
     retarget([program.gm], "cuda:0")
     return "cuda:0"
 

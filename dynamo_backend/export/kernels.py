@@ -126,9 +126,7 @@ def _compiled(
             known = not far and aligned == usual
             binary = first if known else _variant(form, text.gpu, aligned, compilers)
             cubins.append(_cubin(binary, far, options))
-    return LaunchedKernel(
-        replace(source, name=name), tuple(cubins), mask_of(fixed), max(first.scratch_bytes, 0)
-    )
+    return LaunchedKernel(replace(source, name=name), tuple(cubins), mask_of(fixed), max(first.scratch_bytes, 0))
 
 
 def _variant(source: KernelSource, text: GpuText, aligned: tuple[bool, ...], compilers: Compilers) -> GpuBinary:

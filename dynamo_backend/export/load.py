@@ -74,6 +74,10 @@ class LoadedModel:
         """Forget what this thread's calls have changed."""
         self._own.context = None
 
+    def seed(self, seed: int) -> None:
+        """Begin the random numbers of this thread's calls anew; its first ones are those of the seed 0."""
+        self.context().seed(seed)
+
     def context(self) -> LibraryContext:
         """Scratch and state of this thread."""
         own = self._own

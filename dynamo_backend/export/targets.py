@@ -64,7 +64,9 @@ def targets_of(names: Sequence[str], options: Options) -> ExportTargets:
         )
     (machine,) = machines
     if machine == "x86-64" != this_machine():
-        raise ExportError(f"this machine's processor is {this_machine()}, and libraries for x86-64 are made on x86-64 alone")
+        raise ExportError(
+            f"this machine's processor is {this_machine()}, and libraries for x86-64 are made on x86-64 alone"
+        )
     host = _cpu(HOST if machine == this_machine() else machine, options)
     if not gpus:
         kernels = tuple(_cpu(n, options) for n in sorted(cpus, key=(*CPU_NAMES, HOST).index))

@@ -148,6 +148,8 @@ class ModelLibrary:
         self.on_gpu, self.device = self.signature["device"] == "cuda", device
         if self.on_gpu:
             self._functions["stream"] = self._function("stream", ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+        if self.signature["draws"]:
+            self._functions["seed"] = self._function("seed", ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64)
         named = None if cblas is None or isinstance(cblas, Mapping) else str(cblas).encode()
         given = cblas if isinstance(cblas, Mapping) else {}
         options = _Options(
@@ -180,9 +182,7 @@ class ModelLibrary:
             raise LibraryError("argument", f"the library {self.name} has been closed")
         return LibraryContext(self)
 
-    def shapes(
-        self, name: str, *arrays: Any, outlines: bool = False
-    ) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    def shapes(self, name: str, *arrays: Any, outlines: bool = False) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         """Shape and strides (in elements) of each result that a call with these arrays would give. For a GPU arrays of
         NumPy's may stand for those, as ``outlines``: nobody reads their elements."""
         if not self._end.alive:
@@ -268,6 +268,12 @@ class LibraryContext:
         made = library._given(out, function.results)
         self.run(name, given, made)
         return [*out]
+
+    def seed(self, seed: int) -> None:
+        """Begin the random numbers of this context anew. Raises: LibraryError for a model that has none."""
+        if "seed" not in self._library._functions:
+            raise LibraryError("argument", f"{self._library.name} has no random numbers")
+        self._library._check(self._library._functions["seed"](self._handle, seed & (1 << 64) - 1), None)
 
     def stream(self, stream: int) -> None:
         """Let calls go to a CUDA stream of the caller's, a ``CUstream``, in its order; nobody waits for them then. Up

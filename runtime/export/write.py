@@ -21,11 +21,10 @@ from ...codegen.elf.link import link_shared
 from ...codegen.elf.merge import merge_objects
 from ...codegen.elf.read import read_object, renamed
 from ...codegen.export.header import header_text
-from ...codegen.export.interface import exported_names
 from ...codegen.export.library import ExportedFunction, ExportedModel
 from ...codegen.export.platform import platform_of
 from ...codegen.export.processor import compiled_for
-from ...codegen.export.runtime import IMPORTS, PlacedWeights, needed_by, runtime_text, variant_symbol
+from ...codegen.export.runtime import IMPORTS, PlacedWeights, needed_by, runtime_text, shown_by, variant_symbol
 from ...codegen.export.tables import host_symbol
 from ...codegen.export.weights import HASH_DATA
 from ...codegen.kernel import KernelSource
@@ -140,8 +139,7 @@ def compile_library(model: ExportedModel, placed: PlacedWeights, data_hash: int 
     for number, (target, kernels) in enumerate(sets):
         if kernels:
             objects.append(_kernels(kernels, _compiled(target, model.machine), triple, number, bool(model.variants)))
-    exported = exported_names(model.name, bool(model.gpus))
-    return CompiledLibrary(exported, needed_by(model), tuple(objects))
+    return CompiledLibrary(shown_by(model), needed_by(model), tuple(objects))
 
 
 def _host(model: ExportedModel, f: ExportedFunction, target: Target, triple: str) -> ObjectFile:

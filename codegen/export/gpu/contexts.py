@@ -14,7 +14,7 @@ from .device import CONTEXT, NUMBER, POOLS
 from .driver import driven, driven_anyway
 
 # Fields of a context behind those that every library has.
-STREAM, OWN_STREAM = 8, 9
+STREAM, OWN_STREAM = 10, 11
 FIELDS = ", ptr, ptr"
 """What a context of a GPU has more: the stream that calls go to, and its own."""
 

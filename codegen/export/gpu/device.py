@@ -67,7 +67,7 @@ def _tables(constants: Constants, variants: Sequence[GpuVariant]) -> None:
                     ("i64", mask - (1 << 64) if mask >> 63 else mask), ("i32", c.threads), ("i32", c.shared),
                     ("i64", c.parameters), ("i64", int(c.dependent)),
                 ))  # fmt: skip
-        names = [f"@\"{launcher_symbol(k.name, v)}\"" for k in variant.kernels]
+        names = [f'@"{launcher_symbol(k.name, v)}"' for k in variant.kernels]
         rows.append(struct(
             ("i32", variant.target.capability[0]), ("i32", variant.target.capability[1]),
             ("i32", int(variant.target.capability >= _EXACT)), ("ptr", constants.array(f"launchers{v}", "ptr", names)),
@@ -278,4 +278,6 @@ def _end() -> str:
         r.line(f"call void @free(ptr {r.load('ptr', '%Device', '%device', place)})")
     r.line("call void @free(ptr %device)")
     r.line("ret void")
-    return r.text("\n; Let go of all that there is of a model on its GPU.\ndefine internal void @end_device(ptr %device)")
+    return r.text(
+        "\n; Let go of all that there is of a model on its GPU.\ndefine internal void @end_device(ptr %device)"
+    )

@@ -17,6 +17,7 @@ _NEEDED = {
     "cuCtxSynchronize": "", "cuModuleLoadData": "ptr, ptr", "cuModuleUnload": "ptr",
     "cuModuleGetFunction": "ptr, ptr, ptr", "cuFuncSetAttribute": "ptr, i32, i32", "cuMemAlloc_v2": "ptr, i64",
     "cuMemFree_v2": "i64", "cuMemcpyHtoD_v2": "i64, ptr, i64", "cuMemcpyDtoDAsync_v2": "i64, i64, i64, ptr",
+    "cuMemcpyHtoDAsync_v2": "i64, ptr, i64, ptr",
     "cuStreamCreate": "ptr, i32", "cuStreamDestroy_v2": "ptr", "cuStreamSynchronize": "ptr",
     "cuGetErrorString": "i32, ptr", "cuLaunchKernel": "",
 }  # fmt: skip

@@ -23,7 +23,6 @@ from .contexts import STREAM
 from .device import KERNELS, RECORDS, launcher_symbol
 
 
-
 def launches_text(constants: Constants, variants: Sequence[GpuVariant]) -> str:
     """All launchers, kernels under their own names, and ``@mlc_copy``."""
     launchers = [
@@ -52,7 +51,9 @@ def _launcher(constants: Constants, kernel: LaunchedKernel, number: int, name: s
         f"call void @launch(ptr %arguments, {record}, {numbers}, i64 {count}, i64 {_mask(kernel.described)}, "
         f"i64 {first}, ptr {told})"
     )
-    return "\n".join([f"\ndefine hidden void @\"{name}\"(ptr %arguments) {{", "entry:", *code.lines, "  ret void", "}", ""])
+    return "\n".join(
+        [f'\ndefine hidden void @"{name}"(ptr %arguments) {{', "entry:", *code.lines, "  ret void", "}", ""]
+    )
 
 
 def _mask(bits: int) -> int:
@@ -69,7 +70,7 @@ def _stub(name: str, number: int) -> str:
     launcher = r.load("ptr", "ptr", launchers, number)
     r.line(f"tail call void {launcher}(ptr %arguments)")
     r.line("ret void")
-    return r.text(f"\ndefine hidden void @\"{name}\"(ptr %arguments)")
+    return r.text(f'\ndefine hidden void @"{name}"(ptr %arguments)')
 
 
 def _launch() -> str:
@@ -98,7 +99,7 @@ def _launch() -> str:
         r.line(f"call void @refused(ptr {words}, i32 {status}, ptr %name, ptr @word_launch)")
     r.line("ret void")
     launched = r.text(
-        "\n@word_launch = internal constant [15 x i8] c\"cuLaunchKernel\\00\"\n"
+        '\n@word_launch = internal constant [15 x i8] c"cuLaunchKernel\\00"\n'
         "; Launch a kernel, whose record is so many bytes behind the first; words behind its arguments tell of a failure.\n"
         "define internal void @launch(ptr %arguments, i64 %place, i64 %x, i64 %y, i64 %z, i64 %reach, i64 %count,\n"
         "                             i64 %described, i64 %pointers, ptr %name)"
@@ -119,9 +120,7 @@ def _copy(constants: Constants) -> str:
     target, source, nbytes = (r.load("i64", "i64", "%arguments", k) for k in range(3))
     with r.when(r.value(f"icmp eq i64 {nbytes}, 0"), "nothing"):
         r.line("ret void")
-    status = r.value(
-        f"call i32 @cuMemcpyDtoDAsync_v2(i64 {target}, i64 {source}, i64 {nbytes}, ptr {stream})"
-    )
+    status = r.value(f"call i32 @cuMemcpyDtoDAsync_v2(i64 {target}, i64 {source}, i64 {nbytes}, ptr {stream})")
     with r.when(r.value(f"icmp ne i32 {status}, 0"), "failed"):
         words = r.item("i64", "%arguments", 3)
         name, function = constants.text("a copy"), constants.text("cuMemcpyDtoDAsync_v2")

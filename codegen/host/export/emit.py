@@ -14,7 +14,7 @@ from torch.utils._sympy.functions import Max
 
 from ....ir.expr.value import symbol
 from ....ir.graph.graph import MADE_SIZE, TensorType
-from ...export.codes import COPY, product_symbol
+from ...export.codes import COPY, DRAWS, product_symbol
 from ...kernel import EmitError
 from ..code import SizedCode
 from ..memory.plan_memory import check_arena, place_all
@@ -23,6 +23,7 @@ from ..steps.resolve import resolve
 from ..steps.resolved import DropArena, Forget, HoldArena, Let, LookAt, Pointer, PointTo, Rename, RunKernel, Take
 from ..steps.step import BindSize, CallLibrary, HostStep, MakeView, Return
 from ..steps.write_out_loops import write_out_loops
+from .draws import DrawSeeds, write_draws
 from .multiply import Multiply, write_products
 from .results import CopyOver, CopyResult, TakeResult, place_results, row_major, write_copies
 
@@ -52,7 +53,7 @@ def plan_export(program: HostProgram, types: Mapping[str, TensorType], results: 
 
     Raises EmitError and ArenaError for what has no place in either.
     """
-    program = write_products(write_copies(program, types), types)
+    program = write_draws(write_products(write_copies(program, types), types), types)
     program = place_all(place_results(write_out_loops(program), results))
     check_arena(program)
     return replace(resolve(program), arena=program.arena)
@@ -136,6 +137,8 @@ class _LibraryEmitter:
                 given = [self.address(n) for n in (a, b, target)] + [self.b.size(n) for n in step.numbers]
                 kinds = ["ptr"] * 3 + ["i64"] * len(step.numbers)
                 self.run(product_symbol(step.function), given, kinds, step.comment)
+            case DrawSeeds(name, count, comment):
+                self.run(DRAWS, [self.address(name), str(count)], ["ptr", "i64"], comment)
             case Forget():
                 pass
             case Return(()):

@@ -50,7 +50,9 @@ class Multiply(HostStep):
         return (m, n, k, *steps, *map(int, turned), count, *further, *factors)
 
     def told(self) -> Facts:
-        return Facts(reads=(self.a, self.b, self.target), sizes=tuple(e for e in self.numbers if isinstance(e, sympy.Expr)))
+        return Facts(
+            reads=(self.a, self.b, self.target), sizes=tuple(e for e in self.numbers if isinstance(e, sympy.Expr))
+        )
 
     def renamed(self, name: Naming) -> HostStep:
         return replace(self, a=name(self.a), b=name(self.b), target=name(self.target))

@@ -75,4 +75,3 @@ def is_multiple(nbytes: sympy.Expr, of: int = ALIGNMENT) -> bool:
     """Whether a number of bytes is provably a multiple, for all sizes."""
     terms = sympy.expand(nbytes).as_coefficients_dict()
     return all(c.is_Integer and c % of == 0 and t.is_integer is not False for t, c in terms.items())
-

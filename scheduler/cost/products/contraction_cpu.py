@@ -81,7 +81,9 @@ def decide_cpu(product: LibraryProduct, machine: Machine, fast: bool = True) -> 
 
 def _is_for(libraries: Libraries, product: LibraryProduct) -> bool:
     """Whether a library that multiplies plain matrices alone (CBLAS) can compute a product."""
-    return libraries == ONLY_PRODUCTS and is_plain_product(product.node.target, product.a.type, product.b.type, product.type)
+    return libraries == ONLY_PRODUCTS and is_plain_product(
+        product.node.target, product.a.type, product.b.type, product.type
+    )
 
 
 def _weighed(decomposed: bool, told: str, packed: tuple[bool, bool], loops: float, library: float) -> Decision:

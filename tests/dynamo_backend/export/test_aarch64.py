@@ -133,13 +133,20 @@ def test_numbers_under_qemu(folder: Path, program: tuple[ExportedProgram, Model]
     source = Path(__file__).with_name("runner.c")
     runner = tmp_path / "runner"
     flags = ["-std=gnu11", "-O1", "-Wall", "-Werror", f"-I{folder}"]
-    subprocess.run(
-        [ARM_GCC, *flags, source, folder / "model.so", "-lpthread", "-lm", "-o", runner], check=True
-    )
+    subprocess.run([ARM_GCC, *flags, source, folder / "model.so", "-lpthread", "-lm", "-o", runner], check=True)
     for rows in (8, 1, 129):
         given = arguments(rows)
         write_inputs(tmp_path / "in", given)
-        command = [str(QEMU), "-L", ARM_ROOT, str(runner), str(folder), "0", str(tmp_path / "in"), str(tmp_path / "out")]
+        command = [
+            str(QEMU),
+            "-L",
+            ARM_ROOT,
+            str(runner),
+            str(folder),
+            "0",
+            str(tmp_path / "in"),
+            str(tmp_path / "out"),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         assert done.stdout == "done\n", done.stdout + done.stderr
         data = (tmp_path / "out").read_bytes()

@@ -141,7 +141,9 @@ def test_what_only_kernels_do_stays_theirs(tmp_path: Path) -> None:
     with torch.no_grad():
         for a, b in zip(loaded(*given), model(*given), strict=True):
             torch.testing.assert_close(a.float(), b.float(), rtol=2e-2, atol=0.1)
-    with pytest.raises(torch_mlc.ExportError, match="libraries= names 'mkl', and exported models can call 'cblas' alone"):
+    with pytest.raises(
+        torch_mlc.ExportError, match="libraries= names 'mkl', and exported models can call 'cblas' alone"
+    ):
         torch_mlc.export(export(model, given), tmp_path, libraries=("mkl",))
     with pytest.raises(torch_mlc.ExportError, match="multiplies on processors, and this library is for GPUs"):
         torch_mlc.export(export(model, given), tmp_path, libraries=("cblas",), targets=("cuda:sm_90",))

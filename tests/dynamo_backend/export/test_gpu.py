@@ -191,10 +191,14 @@ def test_wrong_calls(mlp: Exported, gpu: PlayedGpu) -> None:
             library.call("forward", *arrays, out=made)
     assert not gpu.launches
     context = library.context()
-    given, made = library._given((x,), library.functions["forward"].inputs), library._given(
-        out, library.functions["forward"].results
+    given, made = (
+        library._given((x,), library.functions["forward"].inputs),
+        library._given(out, library.functions["forward"].results),
     )
-    for kind, number, told in ((1, 0, "is on device 0 of DLPack's kind 1; it has to be on GPU 0"), (2, 1, "is on device 1 of")):
+    for kind, number, told in (
+        (1, 0, "is on device 0 of DLPack's kind 1; it has to be on GPU 0"),
+        (2, 1, "is on device 1 of"),
+    ):
         given[0].device_type, given[0].device_id = kind, number
         with pytest.raises(LibraryError, match=told):
             context.run("forward", given, made)

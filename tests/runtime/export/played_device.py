@@ -185,11 +185,18 @@ class PlayedGpu:
             "cuMemAllocAsync": ((_TO(_U64), ctypes.c_size_t, _POINTER), self._allocate),
             "cuMemFreeAsync": ((_U64, _POINTER), self._free),
             "cuMemcpyHtoD_v2": ((_U64, _POINTER, ctypes.c_size_t), self._upload),
+            "cuMemcpyHtoDAsync_v2": (
+                (_U64, _POINTER, ctypes.c_size_t, _POINTER),
+                lambda a, b, n, stream: self._upload(a, b, n),
+            ),
             "cuMemcpyDtoDAsync_v2": ((_U64, _U64, ctypes.c_size_t, _POINTER), self._copy),
             "cuStreamCreate": ((pointers, ctypes.c_uint32), self._stream),
             "cuStreamDestroy_v2": ((_POINTER,), lambda s: self.streams.remove(s) or 0),
             "cuStreamSynchronize": ((_POINTER,), lambda s: self._current() * 0),
-            "cuGetErrorString": ((_I32, _TO(ctypes.c_char_p)), lambda n, place: _put(place, _WORDS.get(n, b"an error"))),
+            "cuGetErrorString": (
+                (_I32, _TO(ctypes.c_char_p)),
+                lambda n, place: _put(place, _WORDS.get(n, b"an error")),
+            ),
             "cuLaunchKernel": (launch, self._launch),
             "cuLaunchKernelEx": ((_POINTER, _POINTER, _TO(_POINTER), _POINTER), self._launch_early),
         }
@@ -293,11 +300,20 @@ class PlayedGpu:
 
     def _launch_early(self, config: int, function: int, places: Any, extra: int) -> int:
         c = LaunchConfig.from_address(config)
-        assert c.count == 1 and (c.attributes[0].number, c.attributes[0].flag) == (6, 1) and tuple(c.block)[1:] == (1, 1)
+        assert (
+            c.count == 1 and (c.attributes[0].number, c.attributes[0].flag) == (6, 1) and tuple(c.block)[1:] == (1, 1)
+        )
         return self._run(function, tuple(c.grid), c.block[0], c.shared, c.stream or 0, places, True)
 
     def _run(
-        self, function: int, grid: tuple[int, int, int], threads: int, shared: int, stream: int, places: Any, early: bool
+        self,
+        function: int,
+        grid: tuple[int, int, int],
+        threads: int,
+        shared: int,
+        stream: int,
+        places: Any,
+        early: bool,
     ) -> int:
         self._current()
         played = self.modules[function - 100_000]
