@@ -28,9 +28,9 @@ class Target:
     register on a CPU; ``warp`` is threads per warp (wavefront); ``features`` are LLVM's feature flags of a CPU
     ("+avx2,+fma,…"), or "+tf32" of a GPU whose tensor cores may round float32 operands. ``gemm`` where kernels may call
     a BLAS library's ``sgemm`` from each thread of a team. ``onednn``: torch has that library beside MKL, which
-    multiplies plain matrices too. ``libraries`` are those whose functions may be called: "aten", torch's, or "cblas",
-    which multiplies matrices and nothing else; where there are none, kernels compute everything that they can, and call nothing but the C library's mathematics and a team's
-    functions.
+    multiplies plain matrices too. ``libraries`` are those whose functions may be called:
+    "aten", torch's, or "cblas", which multiplies matrices and nothing else; where there are none, kernels compute
+    everything that they can, and call nothing but the C library's mathematics and a team's functions.
     """
 
     kind: str

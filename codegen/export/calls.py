@@ -5,7 +5,6 @@ from __future__ import annotations
 from .codes import CODES, DEVICE, MISPLACED, REFUSED, SAY, TOO_LARGE
 from .constants import Constants
 
-
 # Where tensors have to be.
 _LOOK = "call void @look_for(ptr %model)"
 _NUMBER = """%number.at = call ptr @llvm.threadlocal.address.p0(ptr @device_number)

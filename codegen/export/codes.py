@@ -10,8 +10,8 @@ CODES = {
 DEVICE = (1, 2)
 """DLPack's kinds of the host, and of an NVIDIA GPU."""
 REFUSED, MISPLACED, TOO_LARGE = 3, 4, 5
-"""What launches tell where kernels of a CPU tell of an index: that a GPU's driver refused, that an address is no multiple
-of 16 bytes that has to be one, and that a size is beyond what a library of products takes."""
+"""What launches tell where kernels of a CPU tell of an index: that a GPU's driver refused, that an address is no
+multiple of 16 bytes that has to be one, and that a size is beyond what a library of products takes."""
 DRAWS = "mlc_seeds"
 """What host programs call for seeds of random numbers: ``(target, count)``."""
 COPY = "mlc_copy"

@@ -94,9 +94,9 @@ void NAME_close(mlc_model *model);
 
 
 _STREAM = """
-/* Let calls of a context go to a stream of the caller's (CUstream; NULL is the default one), in its order. Such calls do
-   not wait, and what their kernels do wrong is told by a later call. Without this a context has a stream of its own, for
-   which each call waits. What went to the stream before is waited for here. */
+/* Let calls of a context go to a stream of the caller's (CUstream; NULL is the default one), in its order. Such calls
+   do not wait, and what their kernels do wrong is told by a later call. Without this a context has a stream of its own,
+   for which each call waits. What went to the stream before is waited for here. */
 int NAME_stream(mlc_context *context, void *stream);
 
 """
@@ -134,13 +134,19 @@ def header_text(model: ExportedModel) -> str:
         f"enum {{ {upper}_MAX_RANK = {max([*ranks, 1])} }};",
         "",
         *(line for k, f in enumerate(model.functions) for line in _function(upper, k, f)),
-        _FUNCTIONS.replace("STREAM", _STREAM.lstrip() if model.gpus else "").replace("SEED", _SEED.lstrip() if model.draws else "").replace("NAME_UPPER", upper).replace("NAME", name),
+        _functions(model, name, upper),
         "#ifdef __cplusplus",
         "}",
         "#endif",
         "#endif",
         "",
     ])  # fmt: skip
+
+
+def _functions(model: ExportedModel, name: str, upper: str) -> str:
+    text = _FUNCTIONS.replace("STREAM", _STREAM.lstrip() if model.gpus else "")
+    text = text.replace("SEED", _SEED.lstrip() if model.draws else "")
+    return text.replace("NAME_UPPER", upper).replace("NAME", name)
 
 
 def _function(upper: str, number: int, f: ExportedFunction) -> list[str]:

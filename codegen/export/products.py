@@ -41,7 +41,8 @@ def _find(constants: Constants, functions: Sequence[str]) -> str:
         with r.when(r.value(f"icmp eq ptr {given}, null"), "look"):
             with r.when(r.value(f"icmp eq ptr {name}, null"), "nameless"):
                 told = t(
-                    f"open: this library multiplies by a library of products: name one in the options (cblas), or give its cblas_{function} ({function})"
+                    "open: this library multiplies by a library of products: name one in the options (cblas), or give "
+                    f"its cblas_{function} ({function})"
                 )
                 r.value(f"{SAY} {told})")
                 r.line(f"ret i32 {CODES['argument']}")
@@ -53,7 +54,8 @@ def _find(constants: Constants, functions: Sequence[str]) -> str:
             found = r.value(f"call ptr @dlsym(ptr {library}, ptr {t(f'cblas_{function}')})")
             with r.when(r.value(f"icmp eq ptr {found}, null"), "lacking"):
                 told = t(
-                    f"open: the library of products %s has no cblas_{function}: it is none of CBLAS, or its functions have other names"
+                    f"open: the library of products %s has no cblas_{function}: it is none of CBLAS, or its functions "
+                    "have other names"
                 )
                 r.value(f"{SAY} {told}, ptr {name})")
                 r.line(f"ret i32 {CODES['library']}")

@@ -126,7 +126,8 @@ def runtime_text(model: ExportedModel, placed: PlacedWeights, data_hash: int | N
         body.append(products.products_text(constants, model.products))
     more = gpu_contexts.FIELDS if gpu else ""
     head = [
-        tables.TYPES, team.TEAM_TYPE, opening.TYPES, contexts.types_text(more), processor.TYPES, device.TYPES if gpu else "",
+        tables.TYPES, team.TEAM_TYPE, opening.TYPES, contexts.types_text(more), processor.TYPES,
+        device.TYPES if gpu else "",
     ]  # fmt: skip
     declared = [_DECLARATIONS, team.DECLARATIONS, weights.DECLARATIONS]
     if loads_libraries(model):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -156,8 +156,8 @@ def _placed(program: ModelProgram, targets: ExportTargets) -> str:
     if not targets.on_gpu:
         if devices and devices != ["cpu"]:
             raise ExportError(
-                f"{name} has tensors on {', '.join(devices)}, and the library is for processors: export it on the CPU, or "
-                "name a GPU among the targets (cuda:sm_90)"
+                f"{name} has tensors on {', '.join(devices)}, and the library is for processors: export it on the CPU, "
+                "or name a GPU among the targets (cuda:sm_90)"
             )
         return "cpu"
     if len(devices) > 1:

@@ -113,8 +113,8 @@ class _Kinds(threading.local):
 
 
 class LoadedFunction:
-    """A function of an exported model: ``function(*args, **kwargs)`` of tensors on the model's device. On a GPU the work
-    goes to torch's current stream, and nobody waits for it.
+    """A function of an exported model: ``function(*args, **kwargs)`` of tensors on the model's device. On a GPU the
+    work goes to torch's current stream, and nobody waits for it.
 
     Raises: CallError for arguments that it cannot take, with what it takes; OutOfRangeError for a wrong index.
     """

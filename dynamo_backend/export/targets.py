@@ -59,8 +59,8 @@ def targets_of(names: Sequence[str], options: Options) -> ExportTargets:
     machines = {_ARM if n == _ARM else this_machine() if n == HOST else "x86-64" for n in cpus} or {this_machine()}
     if len(machines) > 1:
         raise ExportError(
-            f"a library is for one instruction set, and targets={tuple(names)!r} are of {' and '.join(sorted(machines))}: "
-            "export the model once for each"
+            f"a library is for one instruction set, and targets={tuple(names)!r} are of "
+            f"{' and '.join(sorted(machines))}: export the model once for each"
         )
     (machine,) = machines
     if machine == "x86-64" != this_machine():
@@ -88,7 +88,7 @@ def _gpus(names: Sequence[str]) -> tuple[Target, ...]:
     for name in names:
         if name.startswith("hip:"):
             raise ExportError(
-                f"targets= has {name!r}: libraries for GPUs launch through NVIDIA's driver, and for AMD's there are none"
+                f"targets= has {name!r}: libraries for GPUs launch through NVIDIA's driver, and there are none for AMD's"
             )
         try:
             found.append(named_target(name, libraries="none"))

@@ -26,8 +26,8 @@ _EARLY = 12030
 _EXACT = (9, 0)
 
 TYPES = """
-; number and handle of the GPU, its context, weights in its memory, records of the kernels, modules, how many modules are
-; loaded, the kernels of the variant, whether memory is given in the order of streams
+; number and handle of the GPU, its context, weights in its memory, records of the kernels, modules, how many modules
+; are loaded, the kernels of the variant, whether memory is given in the order of streams
 %Device = type { i32, i32, ptr, i64, ptr, ptr, i64, ptr, i32 }
 ; capability, whether for that alone, kernels, how many, cubins, how many, pointers and arguments of each kernel
 %GpuVariant = type { i32, i32, i32, ptr, i64, ptr, i64, ptr }
@@ -145,8 +145,8 @@ def _begin(constants: Constants, variants: Sequence[GpuVariant], first: int, nby
     code = r.value(f"call i32 @driver_failed(ptr %text, ptr {t('open')}, ptr {what}, i32 {status})")
     r.line(f"ret i32 {code}")
     begun = r.text(
-        "\n; Make the GPU of the options the one of a model whose weights are mapped. Whatever it returns, @end_device lets\n"
-        "; go of what is there.\n"
+        "\n; Make the GPU of the options the one of a model whose weights are mapped. Whatever it returns,\n"
+        "; @end_device lets go of what is there.\n"
         "define internal i32 @begin_device(ptr %text, ptr %model, ptr %options)"
     )
     return begun + _variant_for(len(variants)) + _fill(constants, first, nbytes)
@@ -242,11 +242,11 @@ def _load(constants: Constants) -> str:
         words = r.value(f"mul i64 {number}, {VARIANT_WORDS}")
         variant = r.item("i64", record, r.value(f"add i64 {words}, {_HEAD}"))
         wide = [r.value(f"zext i32 {r.load('i32', '%Cubin', cubin, f)} to i64") for f in (4, 5)]
-        for word, (kind, value) in enumerate((
+        for number_of, (kind, value) in enumerate((
             ("i64", r.load("i64", "%Cubin", cubin, 3)), ("ptr", function), ("i64", wide[0]), ("i64", wide[1]),
             ("i64", r.load("i64", "%Cubin", cubin, 6)), ("i64", r.load("i64", "%Cubin", cubin, 7)),
         )):  # fmt: skip
-            r.store(kind, value, "i64", variant, word)
+            r.store(kind, value, "i64", variant, number_of)
         r.store("i64", r.value(f"add i64 {number}, 1"), "i64", record, _WORDS["variants"])
     r.line("ret i32 0")
     what, status = r.failed()
@@ -274,8 +274,8 @@ def _end() -> str:
         with r.when(r.value(f"icmp eq i32 {pushed}, 0"), "pushed"):
             driven_anyway(r, "cuCtxPopCurrent_v2", place)
         driven_anyway(r, "cuDevicePrimaryCtxRelease_v2", r.load("i32", "%Device", "%device", HANDLE))
-    for place in (RECORDS, MODULES):
-        r.line(f"call void @free(ptr {r.load('ptr', '%Device', '%device', place)})")
+    for kept in (RECORDS, MODULES):
+        r.line(f"call void @free(ptr {r.load('ptr', '%Device', '%device', kept)})")
     r.line("call void @free(ptr %device)")
     r.line("ret void")
     return r.text(

@@ -82,16 +82,15 @@ def _launch() -> str:
     record = r.value(f"getelementptr inbounds i8, ptr {records}, i64 %place")
     stream = r.load("ptr", "%Context", context, STREAM)
     words = r.value("getelementptr inbounds i64, ptr %arguments, i64 %count")
-    with r.when(r.value("icmp ne i64 %described, 0"), "described"):
-        with r.each("%pointers", "pointer") as k:
-            bit = r.value(f"lshr i64 %described, {k}")
-            asked = r.value(f"trunc i64 {bit} to i1")
-            address = r.load("i64", "i64", "%arguments", k)
-            odd = r.value(f"icmp ne i64 {r.value(f'and i64 {address}, 15')}, 0")
-            with r.when(r.value(f"and i1 {asked}, {odd}"), "misplaced"):
-                r.store("i64", MISPLACED, "i64", words, 0)
-                r.store("ptr", "%name", "i64", words, 2)
-                r.line("ret void")
+    with r.when(r.value("icmp ne i64 %described, 0"), "described"), r.each("%pointers", "pointer") as k:
+        bit = r.value(f"lshr i64 %described, {k}")
+        asked = r.value(f"trunc i64 {bit} to i1")
+        address = r.load("i64", "i64", "%arguments", k)
+        odd = r.value(f"icmp ne i64 {r.value(f'and i64 {address}, 15')}, 0")
+        with r.when(r.value(f"and i1 {asked}, {odd}"), "misplaced"):
+            r.store("i64", MISPLACED, "i64", words, 0)
+            r.store("ptr", "%name", "i64", words, 2)
+            r.line("ret void")
     status = r.value(
         f"call i32 @mlc_launch(ptr {record}, ptr %arguments, i64 %x, i64 %y, i64 %z, i64 %reach, ptr {stream})"
     )
@@ -100,7 +99,7 @@ def _launch() -> str:
     r.line("ret void")
     launched = r.text(
         '\n@word_launch = internal constant [15 x i8] c"cuLaunchKernel\\00"\n'
-        "; Launch a kernel, whose record is so many bytes behind the first; words behind its arguments tell of a failure.\n"
+        "; Launch a kernel, whose record is so many bytes behind the first; words behind its arguments tell of it.\n"
         "define internal void @launch(ptr %arguments, i64 %place, i64 %x, i64 %y, i64 %z, i64 %reach, i64 %count,\n"
         "                             i64 %described, i64 %pointers, ptr %name)"
     )

@@ -74,8 +74,8 @@ def emit_export(
 
     ``inputs`` are the program's arguments in the order of the array, ``weights`` the places of the others in theirs,
     and ``sizes`` the symbols for which the array has the dimensions that they are read off. Kernels are functions of
-    the names under which the program has them. Those of ``scratch`` take an address behind their sizes, of so many bytes
-    that nobody else has while they run. On a GPU copies are calls of a kernel too (``COPY``).
+    the names under which the program has them. Those of ``scratch`` take an address behind their sizes, of so many
+    bytes that nobody else has while they run. On a GPU copies are calls of a kernel too (``COPY``).
     Raises EmitError for steps that only a process of Python's can do.
     """
     places = {name: ("inputs", k) for k, name in enumerate(inputs)}
@@ -135,8 +135,8 @@ class _LibraryEmitter:
                 self.b.known[symbol(node.names[0])] = self.b.size(node.args[0])
             case Multiply(a, b, target):
                 given = [self.address(n) for n in (a, b, target)] + [self.b.size(n) for n in step.numbers]
-                kinds = ["ptr"] * 3 + ["i64"] * len(step.numbers)
-                self.run(product_symbol(step.function), given, kinds, step.comment)
+                passed = ["ptr"] * 3 + ["i64"] * len(step.numbers)
+                self.run(product_symbol(step.function), given, passed, step.comment)
             case DrawSeeds(name, count, comment):
                 self.run(DRAWS, [self.address(name), str(count)], ["ptr", "i64"], comment)
             case Forget():
@@ -234,8 +234,8 @@ class _LibraryEmitter:
             return
         if kind.device != "cpu":
             raise EmitError(
-                f"{self.program.name}: a copy between tensors of {list(kind.shape)} that are laid out differently is no "
-                "copy of bytes, and the host of a GPU copies nothing else"
+                f"{self.program.name}: a copy between tensors of {list(kind.shape)} that are laid out differently is "
+                "no copy of bytes, and the host of a GPU copies nothing else"
             )
         item, depth = f"i{8 * kind.dtype.itemsize}", len(kind.shape)
         extents, strides = [self.b.size(n) for n in kind.shape], [self.b.size(s) for s in kind.strides]

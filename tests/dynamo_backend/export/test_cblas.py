@@ -1,4 +1,4 @@
-"""Exported models that leave products to a library in the caller's hands: numbers, how it is found, and what it lacks."""
+"""Exported models that leave products to a library in the caller's hands: numbers, and how it is found."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ pytestmark = [
 SOURCE = """
 int calls;
 #define GEMM(name, type) \\
-  void cblas_##name(int layout, int ta, int tb, int m, int n, int k, type alpha, const type *a, int lda, const type *b, \\
-                    int ldb, type beta, type *c, int ldc) { \\
+  void cblas_##name(int layout, int ta, int tb, int m, int n, int k, type alpha, const type *a, int lda, \\
+                    const type *b, int ldb, type beta, type *c, int ldc) { \\
     ++calls; \\
-    if (layout != 101 || lda < (ta == 111 ? k : m) || ldb < (tb == 111 ? n : k) || ldc < n) { calls = -1000; return; } \\
+    int odd = layout != 101 || lda < (ta == 111 ? k : m) || ldb < (tb == 111 ? n : k) || ldc < n; \\
+    if (odd) { calls = -1000; return; } \\
     for (int i = 0; i < m; ++i) for (int j = 0; j < n; ++j) { \\
       double sum = 0; \\
       for (int p = 0; p < k; ++p) sum += (double)(ta == 111 ? a[(long)i * lda + p] : a[(long)p * lda + i]) * \\

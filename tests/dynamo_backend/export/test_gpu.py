@@ -126,7 +126,7 @@ def test_variants_by_alignment(mlp: Exported, gpu: PlayedGpu) -> None:
 
 
 def test_far_indices_have_code_of_their_own(mlp: Exported) -> None:
-    """2**28 rows of 64 are more elements than 32 bits count, so there is a form for them, and it is not the usual one."""
+    """2**28 rows of 64 are more elements than 32 bits count: there is a form for them beside the usual one."""
     kernels = {p.kernel.name: p.kernel for p in mlp[2].values()}
     norm = next(k for n, k in kernels.items() if "layer_norm" in n)
     assert [c.far for c in norm.cubins] == [False, False, True, True]
