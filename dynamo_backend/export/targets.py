@@ -88,7 +88,7 @@ def _gpus(names: Sequence[str]) -> tuple[Target, ...]:
     for name in names:
         if name.startswith("hip:"):
             raise ExportError(
-                f"targets= has {name!r}: libraries for GPUs launch through NVIDIA's driver, and there are none for AMD's"
+                f"targets= has {name!r}: libraries launch through NVIDIA's driver, and there are none for AMD's GPUs"
             )
         try:
             found.append(named_target(name, libraries="none"))

@@ -118,7 +118,7 @@ def test_targets_that_are_none(program: tuple[ExportedProgram, Model], tmp_path:
     for targets, told in (
         (("aarch64", "host"), "a library is for one instruction set"),
         (("sparc",), r"targets= takes processors, of 'host', 'x86-64', .*, 'aarch64', or GPUs, .* and 'sparc' is none"),
-        (("hip:gfx942",), "libraries for GPUs launch through NVIDIA's driver, and there are none for AMD's"),
+        (("hip:gfx942",), "libraries launch through NVIDIA's driver, and there are none for AMD's GPUs"),
         (("cuda:sm_12",), "targets= has 'cuda:sm_12': no target"),
         (("cuda:sm_90", "host", "x86-64-v2"), "of a library for GPUs one processor launches"),
         (("cuda:sm_90", "cuda:sm_90a"), "name a GPU twice"),
