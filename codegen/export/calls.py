@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from .codes import CODES, DEVICE, MISPLACED, REFUSED, SAY, TOO_LARGE
 from .constants import Constants
+from .routine import Routine
 
 # Where tensors have to be.
 _LOOK = "call void @look_for(ptr %model)"
-_NUMBER = """%number.at = call ptr @llvm.threadlocal.address.p0(ptr @device_number)
-  %number = load i32, ptr %number.at"""
 # How a call runs, and what a launch may have told, on CPUs and on GPUs.
 _GIVEN = "ptr %text, ptr %context, ptr %f, ptr %values, ptr %sizes, ptr %inputs, ptr %results, ptr %status"
 _RUN = f"""
@@ -59,7 +58,7 @@ misplaced:
 
 def _shapes(name: str, constants: Constants, words: int, gpu: bool) -> str:
     t = constants.text
-    look, number = (_LOOK, _NUMBER) if gpu else ("", "%number = add i32 0, 0")
+    look = _LOOK if gpu else ""
     return f"""
 ; --- shapes -----------------------------------------------------------------------------------------------------------
 
@@ -101,72 +100,42 @@ end:
   call void @free(ptr %values)
   ret i32 %status
 }}
+""" + _tell_shapes(constants, gpu)
 
-; Write kinds, shapes and strides of the results.
-define internal i32 @tell_shapes(ptr %text, ptr %f, ptr %values, ptr %out) {{
-entry:
-  {number}
-  %specs.at = getelementptr inbounds %Function, ptr %f, i32 0, i32 3
-  %specs = load ptr, ptr %specs.at
-  %count.at = getelementptr inbounds %Function, ptr %f, i32 0, i32 4
-  %count = load i64, ptr %count.at
-  br label %each
-each:
-  %k = phi i64 [ 0, %entry ], [ %k.next, %next ]
-  %more = icmp ult i64 %k, %count
-  br i1 %more, label %one, label %done
-one:
-  %spec = getelementptr inbounds %Spec, ptr %specs, i64 %k
-  %tensor = getelementptr inbounds %Tensor, ptr %out, i64 %k
-  %rank.at = getelementptr inbounds %Spec, ptr %spec, i32 0, i32 1
-  %rank = load i32, ptr %rank.at
-  %first.at = getelementptr inbounds %Spec, ptr %spec, i32 0, i32 4
-  %first = load i64, ptr %first.at
-  %extents = getelementptr inbounds i64, ptr %values, i64 %first
-  %kind.at = getelementptr inbounds %Tensor, ptr %tensor, i32 0, i32 1
-  store i32 {DEVICE[gpu]}, ptr %kind.at
-  %id.at = getelementptr inbounds %Tensor, ptr %tensor, i32 0, i32 2
-  store i32 %number, ptr %id.at
-  %given.at = getelementptr inbounds %Tensor, ptr %tensor, i32 0, i32 3
-  store i32 %rank, ptr %given.at
-  %packed.at = getelementptr inbounds %Spec, ptr %spec, i32 0, i32 2
-  %packed = load i32, ptr %packed.at
-  %type.at = getelementptr inbounds %Tensor, ptr %tensor, i32 0, i32 4
-  store i32 %packed, ptr %type.at
-  %offset.at = getelementptr inbounds %Tensor, ptr %tensor, i32 0, i32 9
-  store i64 0, ptr %offset.at
-  %wide = zext i32 %rank to i64
-  %bytes = shl i64 %wide, 3
-  %scalar = icmp eq i32 %rank, 0
-  br i1 %scalar, label %next, label %extent
-extent:
-  %shape.at = getelementptr inbounds %Tensor, ptr %tensor, i32 0, i32 7
-  %shape = load ptr, ptr %shape.at
-  %none = icmp eq ptr %shape, null
-  br i1 %none, label %missing, label %write
-missing:
-  %f.name = load ptr, ptr %f
-  %name = load ptr, ptr %spec
-  %a = {SAY} {t("%s: result %lld (%s) has %d dimensions, and there is no memory for its shape")}, ptr %f.name, i64 %k,
-      ptr %name, i32 %rank)
-  ret i32 {CODES["argument"]}
-write:
-  call void @llvm.memcpy.p0.p0.i64(ptr %shape, ptr %extents, i64 %bytes, i1 false)
-  %strides.at = getelementptr inbounds %Tensor, ptr %tensor, i32 0, i32 8
-  %strides = load ptr, ptr %strides.at
-  %dense = icmp eq ptr %strides, null
-  br i1 %dense, label %next, label %write.strides
-write.strides:
-  %computed = getelementptr inbounds i64, ptr %extents, i64 %wide
-  call void @llvm.memcpy.p0.p0.i64(ptr %strides, ptr %computed, i64 %bytes, i1 false)
-  br label %next
-next:
-  %k.next = add i64 %k, 1
-  br label %each
-done:
-  ret i32 0
-}}
-"""
+
+def _tell_shapes(constants: Constants, gpu: bool) -> str:
+    t, r = constants.text, Routine()
+    number = "0"
+    if gpu:
+        own = r.value("call ptr @llvm.threadlocal.address.p0(ptr @device_number)")
+        number = r.value(f"load i32, ptr {own}")
+    function = r.value("load ptr, ptr %f")
+    specs, count = r.load("ptr", "%Function", "%f", 3), r.load("i64", "%Function", "%f", 4)
+    with r.each(count, "result") as k:
+        spec, tensor = r.item("%Spec", specs, k), r.item("%Tensor", "%out", k)
+        name, rank = r.load("ptr", "%Spec", spec, 0), r.load("i32", "%Spec", spec, 1)
+        kind, first = r.load("i32", "%Spec", spec, 2), r.load("i64", "%Spec", spec, 4)
+        for field, type_, value in (
+            (1, "i32", DEVICE[gpu]), (2, "i32", number), (3, "i32", rank), (4, "i32", kind), (9, "i64", 0),
+        ):  # fmt: skip
+            r.store(type_, value, "%Tensor", tensor, field)
+        wide = r.value(f"zext i32 {rank} to i64")
+        nbytes, extents = r.value(f"shl i64 {wide}, 3"), r.item("i64", "%values", first)
+        with r.when(r.value(f"icmp ne i32 {rank}, 0"), "extents"):
+            shape, strides = r.load("ptr", "%Tensor", tensor, 7), r.load("ptr", "%Tensor", tensor, 8)
+            with r.when(r.value(f"icmp eq ptr {shape}, null"), "missing"):
+                told = t("%s: result %lld (%s) has %d dimensions, and there is no memory for its shape")
+                r.value(f"{SAY} {told}, ptr {function}, i64 {k}, ptr {name}, i32 {rank})")
+                r.line(f"ret i32 {CODES['argument']}")
+            r.line(f"call void @llvm.memcpy.p0.p0.i64(ptr {shape}, ptr {extents}, i64 {nbytes}, i1 false)")
+            with r.when(r.value(f"icmp ne ptr {strides}, null"), "strides"):
+                computed = r.item("i64", extents, wide)
+                r.line(f"call void @llvm.memcpy.p0.p0.i64(ptr {strides}, ptr {computed}, i64 {nbytes}, i1 false)")
+    r.line("ret i32 0")
+    return r.text(
+        "\n; Write kinds, shapes and strides of the results.\n"
+        "define internal i32 @tell_shapes(ptr %text, ptr %f, ptr %values, ptr %out)"
+    )
 
 
 def _calls(name: str, constants: Constants, gpu: bool) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .codes import CODES, MESSAGE_BYTES, SAY
 from .constants import Constants
+from .routine import Routine
 
 MODEL, BUSY, ARENA, ARENA_BYTES, PLACES, MEMORY, WORDS, MESSAGE, SEED, DRAWN = range(10)
 """The fields of a context."""
@@ -24,7 +25,9 @@ def types_text(more: str = "") -> str:
 def contexts_text(constants: Constants, weights: int, mutable_bytes: int, words: int) -> str:
     """``@make_context``, ``@grow_arena`` and ``@free_context``."""
     t = constants.text
-    return f"""
+    return (
+        _own_weights(weights)
+        + f"""
 ; Memory of so many bytes at a multiple of 64; null where there is none.
 define internal ptr @aligned_memory(i64 %bytes) {{
   %place = alloca ptr
@@ -77,39 +80,6 @@ copy:
   ret i32 0
 }}
 
-; The addresses of the model's weights; those that calls write to are copied to "memory".
-define internal void @own_weights(ptr %model, ptr %places, ptr %memory) {{
-entry:
-  %shared.at = getelementptr inbounds %Model, ptr %model, i32 0, i32 1
-  %shared = load ptr, ptr %shared.at
-  br label %each
-each:
-  %k = phi i64 [ 0, %entry ], [ %k.next, %put ]
-  %more = icmp ult i64 %k, {weights}
-  br i1 %more, label %one, label %done
-one:
-  %from.at = getelementptr inbounds ptr, ptr %shared, i64 %k
-  %from = load ptr, ptr %from.at
-  %home.at = getelementptr inbounds %Weight, ptr @weights, i64 %k, i32 2
-  %home = load i64, ptr %home.at
-  %mutable = icmp sge i64 %home, 0
-  br i1 %mutable, label %copy, label %put
-copy:
-  %bytes.at = getelementptr inbounds %Weight, ptr @weights, i64 %k, i32 1
-  %bytes = load i64, ptr %bytes.at
-  %own = getelementptr inbounds i8, ptr %memory, i64 %home
-  call void @llvm.memcpy.p0.p0.i64(ptr %own, ptr %from, i64 %bytes, i1 false)
-  br label %put
-put:
-  %address = phi ptr [ %from, %one ], [ %own, %copy ]
-  %to = getelementptr inbounds ptr, ptr %places, i64 %k
-  store ptr %address, ptr %to
-  %k.next = add i64 %k, 1
-  br label %each
-done:
-  ret void
-}}
-
 ; Make the arena of a context large enough.
 define internal i32 @grow_arena(ptr %text, ptr %f, ptr %context, i64 %needed) {{
   %arena.at = getelementptr inbounds %Context, ptr %context, i32 0, i32 2
@@ -155,6 +125,27 @@ define internal void @free_context(ptr %context) {{
   ret void
 }}
 """
+    )
+
+
+def _own_weights(weights: int) -> str:
+    r = Routine()
+    shared = r.load("ptr", "%Model", "%model", 1)
+    with r.each(weights, "weight") as k:
+        source = r.load("ptr", "ptr", shared, k)
+        r.store("ptr", source, "ptr", "%places", k)
+        row = r.item("%Weight", "@weights", k)
+        home = r.load("i64", "%Weight", row, 2)
+        with r.when(r.value(f"icmp sge i64 {home}, 0"), "state"):
+            own = r.value(f"getelementptr inbounds i8, ptr %memory, i64 {home}")
+            nbytes = r.load("i64", "%Weight", row, 1)
+            r.line(f"call void @llvm.memcpy.p0.p0.i64(ptr {own}, ptr {source}, i64 {nbytes}, i1 false)")
+            r.store("ptr", own, "ptr", "%places", k)
+    r.line("ret void")
+    return r.text(
+        '\n; The addresses of the model\'s weights; those that calls write to are copied to "memory".\n'
+        "define internal void @own_weights(ptr %model, ptr %places, ptr %memory)"
+    )
 
 
 def holders_text(gpu: bool) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from .codes import CODES, DEVICE, SAY
 from .constants import Constants
+from .routine import Routine
 
 
 def kinds_text(constants: Constants, types: int, gpu: bool) -> str:
@@ -137,103 +138,54 @@ wrong.device:
 
 def sizes_text(constants: Constants) -> str:
     """``@read_sizes`` and ``@compute_values``."""
-    t = constants.text
-    named = "ptr %f.name, ptr %name, i64 %dim, i64 %number, ptr %input.name, i64 %value"
-    return f"""
-; Read each size where the function has it, and check that it is in its range.
-define internal i32 @read_sizes(ptr %text, ptr %f, ptr %in, ptr %sizes) {{
-entry:
-  %f.name = load ptr, ptr %f
-  %specs.at = getelementptr inbounds %Function, ptr %f, i32 0, i32 1
-  %specs = load ptr, ptr %specs.at
-  %rows.at = getelementptr inbounds %Function, ptr %f, i32 0, i32 5
-  %rows = load ptr, ptr %rows.at
-  %count.at = getelementptr inbounds %Function, ptr %f, i32 0, i32 6
-  %count = load i64, ptr %count.at
-  br label %each
-each:
-  %k = phi i64 [ 0, %entry ], [ %k.next, %next ]
-  %more = icmp ult i64 %k, %count
-  br i1 %more, label %one, label %done
-one:
-  %row = getelementptr inbounds %Size, ptr %rows, i64 %k
-  %name = load ptr, ptr %row
-  %number.at = getelementptr inbounds %Size, ptr %row, i32 0, i32 1
-  %number = load i64, ptr %number.at
-  %dim.at = getelementptr inbounds %Size, ptr %row, i32 0, i32 2
-  %dim = load i64, ptr %dim.at
-  %shape.at = getelementptr inbounds %Tensor, ptr %in, i64 %number, i32 7
-  %shape = load ptr, ptr %shape.at
-  %value.at = getelementptr inbounds i64, ptr %shape, i64 %dim
-  %value = load i64, ptr %value.at
-  %to = getelementptr inbounds i64, ptr %sizes, i64 %k
-  store i64 %value, ptr %to
-  %spec = getelementptr inbounds %Spec, ptr %specs, i64 %number
-  %input.name = load ptr, ptr %spec
-  %low.at = getelementptr inbounds %Size, ptr %row, i32 0, i32 3
-  %low = load i64, ptr %low.at
-  %high.at = getelementptr inbounds %Size, ptr %row, i32 0, i32 4
-  %high = load i64, ptr %high.at
-  %less = icmp slt i64 %value, %low
-  br i1 %less, label %too.small, label %upper
-too.small:
-  %a = {SAY} {t("%s: %s, dimension %lld of input %lld (%s), is %lld; it has to be at least %lld")}, {named}, i64 %low)
-  ret i32 {CODES["size"]}
-upper:
-  %above = icmp sgt i64 %value, %high
-  br i1 %above, label %too.large, label %next
-too.large:
-  %b = {SAY} {t("%s: %s, dimension %lld of input %lld (%s), is %lld; it has to be at most %lld")}, {named}, i64 %high)
-  ret i32 {CODES["size"]}
-next:
-  %k.next = add i64 %k, 1
-  br label %each
-done:
-  ret i32 0
-}}
+    return _read_sizes(constants) + _compute_values(constants)
 
-; Compute the values of a function from its sizes, and check its guards.
-define internal i32 @compute_values(ptr %text, ptr %f, ptr %sizes, ptr %values) {{
-entry:
-  %f.name = load ptr, ptr %f
-  %fixed.at = getelementptr inbounds %Function, ptr %f, i32 0, i32 7
-  %fixed = load ptr, ptr %fixed.at
-  %count.at = getelementptr inbounds %Function, ptr %f, i32 0, i32 8
-  %count = load i64, ptr %count.at
-  %bytes = shl i64 %count, 3
-  call void @llvm.memcpy.p0.p0.i64(ptr %values, ptr %fixed, i64 %bytes, i1 false)
-  %compute.at = getelementptr inbounds %Function, ptr %f, i32 0, i32 11
-  %compute = load ptr, ptr %compute.at
-  %wrong = call i1 %compute(ptr %sizes, ptr %values)
-  br i1 %wrong, label %beyond, label %guards
-beyond:
-  %a = {SAY} {t("%s: the sizes of its inputs give sizes that do not fit into 64 bits, or a division by zero")},
-      ptr %f.name)
-  ret i32 {CODES["size"]}
-guards:
-  %rules.at = getelementptr inbounds %Function, ptr %f, i32 0, i32 9
-  %rules = load ptr, ptr %rules.at
-  %some.at = getelementptr inbounds %Function, ptr %f, i32 0, i32 10
-  %some = load i64, ptr %some.at
-  %first = sub i64 %count, %some
-  br label %each
-each:
-  %k = phi i64 [ 0, %guards ], [ %k.next, %one ]
-  %more = icmp ult i64 %k, %some
-  br i1 %more, label %one, label %done
-one:
-  %place = add i64 %first, %k
-  %held.at = getelementptr inbounds i64, ptr %values, i64 %place
-  %held = load i64, ptr %held.at
-  %k.next = add i64 %k, 1
-  %holds = icmp ne i64 %held, 0
-  br i1 %holds, label %each, label %broken
-broken:
-  %rule.at = getelementptr inbounds ptr, ptr %rules, i64 %k
-  %rule = load ptr, ptr %rule.at
-  %b = {SAY} {t("%s: %s")}, ptr %f.name, ptr %rule)
-  ret i32 {CODES["size"]}
-done:
-  ret i32 0
-}}
-"""
+
+def _read_sizes(constants: Constants) -> str:
+    t, r = constants.text, Routine()
+    function, specs = r.value("load ptr, ptr %f"), r.load("ptr", "%Function", "%f", 1)
+    rows, count = r.load("ptr", "%Function", "%f", 5), r.load("i64", "%Function", "%f", 6)
+    with r.each(count, "size") as k:
+        row = r.item("%Size", rows, k)
+        name = r.load("ptr", "%Size", row, 0)
+        number, dim, low, high = (r.load("i64", "%Size", row, f) for f in (1, 2, 3, 4))
+        shape = r.load("ptr", "%Tensor", r.item("%Tensor", "%in", number), 7)
+        value = r.load("i64", "i64", shape, dim)
+        r.store("i64", value, "i64", "%sizes", k)
+        given = r.load("ptr", "%Spec", r.item("%Spec", specs, number), 0)
+        named = f"ptr {function}, ptr {name}, i64 {dim}, i64 {number}, ptr {given}, i64 {value}"
+        for how, bound, word in (("slt", low, "least"), ("sgt", high, "most")):
+            told = t(f"%s: %s, dimension %lld of input %lld (%s), is %lld; it has to be at {word} %lld")
+            with r.when(r.value(f"icmp {how} i64 {value}, {bound}"), word):
+                r.value(f"{SAY} {told}, {named}, i64 {bound})")
+                r.line(f"ret i32 {CODES['size']}")
+    r.line("ret i32 0")
+    return r.text(
+        "\n; Read each size where the function has it, and check that it is in its range.\n"
+        "define internal i32 @read_sizes(ptr %text, ptr %f, ptr %in, ptr %sizes)"
+    )
+
+
+def _compute_values(constants: Constants) -> str:
+    t, r = constants.text, Routine()
+    function = r.value("load ptr, ptr %f")
+    fixed, count = r.load("ptr", "%Function", "%f", 7), r.load("i64", "%Function", "%f", 8)
+    nbytes = r.value(f"shl i64 {count}, 3")
+    r.line(f"call void @llvm.memcpy.p0.p0.i64(ptr %values, ptr {fixed}, i64 {nbytes}, i1 false)")
+    compute = r.load("ptr", "%Function", "%f", 11)
+    with r.when(r.value(f"call i1 {compute}(ptr %sizes, ptr %values)"), "beyond"):
+        told = t("%s: the sizes of its inputs give sizes that do not fit into 64 bits, or a division by zero")
+        r.value(f"{SAY} {told}, ptr {function})")
+        r.line(f"ret i32 {CODES['size']}")
+    rules, some = r.load("ptr", "%Function", "%f", 9), r.load("i64", "%Function", "%f", 10)
+    first = r.value(f"sub i64 {count}, {some}")
+    with r.each(some, "guard") as k:
+        held = r.load("i64", "i64", "%values", r.value(f"add i64 {first}, {k}"))
+        with r.when(r.value(f"icmp eq i64 {held}, 0"), "broken"):
+            r.value(f"{SAY} {t('%s: %s')}, ptr {function}, ptr {r.load('ptr', 'ptr', rules, k)})")
+            r.line(f"ret i32 {CODES['size']}")
+    r.line("ret i32 0")
+    return r.text(
+        "\n; Compute the values of a function from its sizes, and check its guards.\n"
+        "define internal i32 @compute_values(ptr %text, ptr %f, ptr %sizes, ptr %values)"
+    )

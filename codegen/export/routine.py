@@ -91,6 +91,12 @@ class Routine:
             self.line(f"br label %{name}.end")
         self.label(f"{name}.end")
 
+    def passed(self, call: str) -> None:
+        """Call a function that gives a code; what is not zero is this function's too."""
+        code = self.value(f"call i32 {call}")
+        with self.when(self.value(f"icmp ne i32 {code}, 0"), "refused"):
+            self.line(f"ret i32 {code}")
+
     def tried(self, what: str, call: str, good: str = "0", kind: str = "i32") -> None:
         """Call something that gives ``good`` where all is well; elsewhere go to the block ``failed``, which has
         ``what`` and the status."""

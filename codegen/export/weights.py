@@ -10,6 +10,7 @@ that reads all of them, and another checkpoint has another.
 from __future__ import annotations
 
 from .constants import Constants
+from .routine import Routine
 
 
 def header_hash(header: bytes) -> int:
@@ -90,11 +91,26 @@ declare i64 @strlen(ptr)
 """
 
 
+def _point_to_weights(count: int) -> str:
+    r = Routine()
+    with r.each(count, "weight") as k:
+        offset = r.load("i64", "%Weight", r.item("%Weight", "@weights", k), 0)
+        r.store("ptr", r.value(f"getelementptr inbounds i8, ptr %mapped, i64 {offset}"), "ptr", "%places", k)
+    r.line("ret void")
+    return r.text(
+        "\n; The addresses of all weights in a file that is mapped, or in a copy of it.\n"
+        "define internal void @point_to_weights(ptr %mapped, ptr %places)"
+    )
+
+
 def weights_text(constants: Constants, header: bytes, data_bytes: int, count: int) -> str:
     """``@map_weights`` and ``@point_to_weights`` for a file with ``header`` and so many bytes of data."""
     t = constants.text
+    places = _point_to_weights(count)
     length = 8 + len(header) + data_bytes
-    return f"""
+    return (
+        places
+        + f"""
 ; Map the file of weights in "folder". Its address, or null with a sentence in "text".
 define internal ptr @map_weights(ptr %text, ptr %folder) {{
 entry:
@@ -121,8 +137,8 @@ measure:
   br i1 %whole, label %map, label %short
 short:
   %s = call i32 (ptr, i64, ptr, ...) @snprintf(ptr %text, i64 1024, ptr {
-        t("%s has %lld bytes, and this library was made for a file of %lld: it is another model's, or not complete")
-    }, ptr %path, i64 %length, i64 {length})
+            t("%s has %lld bytes, and this library was made for a file of %lld: it is another model's, or not complete")
+        }, ptr %path, i64 %length, i64 {length})
   br label %fail
 map:
   %data = call ptr @mmap(ptr null, i64 {length}, i32 1, i32 2, i32 %file, i64 0)
@@ -142,8 +158,8 @@ hash:
   br i1 %same, label %done, label %foreign
 foreign:
   %w = call i32 (ptr, i64, ptr, ...) @snprintf(ptr %text, i64 1024, ptr {
-        t("the header of %s is not the one that this library was made for: it is another model's, or damaged")
-    }, ptr %path)
+            t("the header of %s is not the one that this library was made for: it is another model's, or damaged")
+        }, ptr %path)
   %gone = call i32 @munmap(ptr %data, i64 {length})
   br label %fail
 done:
@@ -177,26 +193,6 @@ done:
   ret i64 %h
 }}
 
-; The addresses of all weights in the mapped file.
-define internal void @point_to_weights(ptr %mapped, ptr %places) {{
-entry:
-  br label %each
-each:
-  %k = phi i64 [ 0, %entry ], [ %k.next, %one ]
-  %more = icmp ult i64 %k, {count}
-  br i1 %more, label %one, label %done
-one:
-  %offset.at = getelementptr inbounds %Weight, ptr @weights, i64 %k
-  %offset = load i64, ptr %offset.at
-  %address = getelementptr inbounds i8, ptr %mapped, i64 %offset
-  %place = getelementptr inbounds ptr, ptr %places, i64 %k
-  store ptr %address, ptr %place
-  %k.next = add i64 %k, 1
-  br label %each
-done:
-  ret void
-}}
-
 define internal void @unmap_weights(ptr %mapped) {{
   %none = icmp eq ptr %mapped, null
   br i1 %none, label %done, label %unmap
@@ -207,3 +203,4 @@ done:
   ret void
 }}
 """
+    )

@@ -8,6 +8,8 @@ from typing import Any
 
 import sympy
 import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from ...codegen.export.library import ExportedFunction, TensorSpec
@@ -164,8 +166,25 @@ def _placed(program: ModelProgram, targets: ExportTargets) -> str:
         raise ExportError(
             f"{name} has tensors on {' and '.join(devices)}; those of a library for GPUs are on one device"
         )
+    _own_fakes(program)
     retarget([program.gm], "cuda:0")
     return "cuda:0"
+
+
+def _own_fakes(program: ModelProgram) -> None:
+    """Fake tensors of the graph's own: those of the exported program stay where they are."""
+    found: dict[int, FakeTensor] = {}
+
+    def own(fake: FakeTensor) -> FakeTensor:
+        if id(fake) not in found:
+            with fake.fake_mode:
+                found[id(fake)] = fake.detach()
+        return found[id(fake)]
+
+    for gm in program.gm.modules():
+        for node in gm.graph.nodes if isinstance(gm, fx.GraphModule) else ():
+            if "val" in node.meta:
+                node.meta["val"] = pytree.tree_map_only(FakeTensor, own, node.meta["val"])
 
 
 def _fold(program: ModelProgram, sources: Mapping[Any, str], context: AtenContext) -> None:

@@ -297,6 +297,16 @@ def test_a_driver_that_fails_anywhere(mlp: Exported, status: int, words: str, po
     assert {"cuModuleLoadData", "cuLaunchKernelEx", "cuMemcpyHtoD_v2", allocate, "cuStreamCreate", "cuInit"} <= said
 
 
+def test_the_program_stays_the_users(tmp_path: Path) -> None:
+    """The same program is exported for a GPU and for processors, in any order."""
+    model = Mlp().eval()
+    program = export(model, (torch.randn(33, 64),))
+    before = {n.name: str(getattr(n.meta.get("val"), "device", "")) for n in program.graph.nodes}
+    for targets in (("cuda:sm_90",), ("host",), ("cuda:sm_80",)):
+        torch_mlc.export(program, tmp_path, targets=targets)
+        assert before == {n.name: str(getattr(n.meta.get("val"), "device", "")) for n in program.graph.nodes}
+
+
 class Alternate(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         return alternate(x)
