@@ -14,7 +14,7 @@ from .decisions import Alternative, Decider
 class PassContext:
     """``numerics`` is "fast" or "eager"; ``target_of`` gives the machine that a device ("cuda:0") is; ``given`` are
     inputs whose memory goes when they are read last. ``copy_streams``: copies between devices may run beside calls, on
-    streams of their own. ``tables``: a launch on a GPU may read of a table in its memory what it works on, which a host
+    streams of their own. ``tables``: a launch may read of a table what it works on, which on a GPU a host
     program of torch's process fills. ``decider`` is who is asked about decisions; without one the cost model's stand.
     """
 

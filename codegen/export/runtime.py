@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from ...ir.target import Target
 from ..kernel import EmitError
-from . import checks, contexts, draws, interface, opening, processor, products, tables, team, weights
+from . import contexts, draws, interface, opening, processor, products, tables, team, weights
+from .checking import checks
 from .constants import Constants, struct
 from .gpu import contexts as gpu_contexts
 from .gpu import device, driver, launches

@@ -82,7 +82,7 @@ def _assembled(
     functions: Mapping[str, ExportedProgram], name: str, settings: Options, targets: ExportTargets
 ) -> Assembled:
     programs = [read_program(function, given) for function, given in functions.items()]
-    table, pool = WeightTable(), KernelPool(targets.kernels)
+    table, pool = WeightTable(), KernelPool(targets.kernels, targets.on_gpu)
     for program in programs:
         table.enter(program)
     built = [build_function(p, settings, table.frozen(p), pool, targets) for p in programs]

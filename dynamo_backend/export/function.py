@@ -236,7 +236,7 @@ def _kernels(plan: Plan, job: Job, pool: KernelPool) -> tuple[dict[str, KernelUs
     for function in called(fusion):
         what = fusion.functions.get(function) or fusion.given[function]
         try:
-            texts = [_text(what, target, made_by) for target in pool.targets]
+            texts = [_text(what, target, made_by, pool.on_gpu) for target in pool.targets]
         except MlcError as error:
             first = lines[function][0] if lines[function] else None
             ops = ", ".join(dict.fromkeys(o.op for o in lines[function])) or function
@@ -251,8 +251,8 @@ def _kernels(plan: Plan, job: Job, pool: KernelPool) -> tuple[dict[str, KernelUs
     return uses, grids
 
 
-def _text(function: Callee, target: Target, plan: KernelPlan) -> KernelText:
-    if not target.is_gpu:
+def _text(function: Callee, target: Target, plan: KernelPlan, on_gpu: bool) -> KernelText:
+    if not on_gpu:
         return KernelText(written(function, target, plan))
     text = written_for_gpu(function, target, plan)
     return KernelText(text.source, text)

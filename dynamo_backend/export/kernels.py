@@ -42,9 +42,11 @@ class KernelText:
 
 @dataclass(slots=True)
 class KernelPool:
-    """The kernels of a model, each once, under names that differ; of each the texts for all ``targets``."""
+    """The kernels of a model, each once, under names that differ; of each the texts for all ``targets``, which are GPUs
+    or none of them."""
 
     targets: tuple[Target, ...]
+    on_gpu: bool = False
     texts: dict[str, tuple[KernelText, ...]] = field(default_factory=dict)
     _names: dict[str, str] = field(default_factory=dict)
 

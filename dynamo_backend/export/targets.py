@@ -85,15 +85,15 @@ def _cpu(name: str, options: Options) -> Target:
 def _gpus(names: Sequence[str]) -> tuple[Target, ...]:
     """The GPUs of names, the least capable first; libraries are never called on them."""
     found = []
-    for name in names:
-        if name.startswith("hip:"):
+    for asked in names:
+        if asked.startswith("hip:"):
             raise ExportError(
-                f"targets= has {name!r}: libraries launch through NVIDIA's driver, and there are none for AMD's GPUs"
+                f"targets= has {asked!r}: libraries launch through NVIDIA's driver, and there are none for AMD's GPUs"
             )
         try:
-            found.append(named_target(name, libraries="none"))
+            found.append(named_target(asked, libraries="none"))
         except TargetError as error:
-            raise ExportError(f"targets= has {name!r}: {error}") from error
+            raise ExportError(f"targets= has {asked!r}: {error}") from error
     if len({t.arch for t in found}) < len(found):
         raise ExportError(f"targets={tuple(names)!r} name a GPU twice")
     return tuple(sorted(found, key=lambda t: t.capability))

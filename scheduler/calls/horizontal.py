@@ -34,8 +34,7 @@ from ..fusion.fusion import Fusion
 
 def share_launches(fusion: Fusion, context: PassContext) -> Fusion:
     """Let equal calls that do not depend on one another be one call over a table."""
-    devices = {k.device for n in fusion.graph.nodes if isinstance(n, CallTensor) for k in n.types}
-    if not context.tables and any(context.target_of(d).is_gpu for d in devices):
+    if not context.tables:
         return fusion
     return fusion.having(*Tables(fusion.graph, fusion.functions, context.target_of).run())
 

@@ -134,9 +134,9 @@ class _LibraryEmitter:
             case CallLibrary(node) if node.target == MADE_SIZE:
                 self.b.known[symbol(node.names[0])] = self.b.size(node.args[0])
             case Multiply(a, b, target):
-                given = [self.address(n) for n in (a, b, target)] + [self.b.size(n) for n in step.numbers]
+                taken = [self.address(n) for n in (a, b, target)] + [self.b.size(n) for n in step.numbers]
                 passed = ["ptr"] * 3 + ["i64"] * len(step.numbers)
-                self.run(product_symbol(step.function), given, passed, step.comment)
+                self.run(product_symbol(step.function), taken, passed, step.comment)
             case DrawSeeds(name, count, comment):
                 self.run(DRAWS, [self.address(name), str(count)], ["ptr", "i64"], comment)
             case Forget():

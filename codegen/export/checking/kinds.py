@@ -6,9 +6,9 @@ among those.
 
 from __future__ import annotations
 
-from .codes import CODES, DEVICE, SAY
-from .constants import Constants
-from .routine import Routine
+from ..codes import CODES, DEVICE, SAY
+from ..constants import Constants
+from ..routine import Routine
 
 
 def kinds_text(constants: Constants, types: int, gpu: bool) -> str:

@@ -5,9 +5,9 @@ Functions return and name things as those of ``kinds.py`` do.
 
 from __future__ import annotations
 
-from .codes import CODES, SAY
-from .constants import Constants
-from .routine import Routine
+from ..codes import CODES, SAY
+from ..constants import Constants
+from ..routine import Routine
 
 
 def layouts_text(constants: Constants) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .constants import Constants
+from ..constants import Constants
+from ..routine import Routine
 from .kinds import kinds_text, sizes_text
 from .layouts import data_text, layouts_text
-from .routine import Routine
 
 # Fields of a function's row: its inputs and results, each with their number.
 _INPUTS, _RESULTS = (1, 2), (3, 4)
