@@ -60,6 +60,8 @@ class Libraries:
 
 # Where nothing may be called, and kernels compute everything that they can.
 NO_LIBRARIES = Libraries("", "")
+# Where products of float32 and float64 may be called alone.
+ONLY_PRODUCTS = Libraries("CBLAS", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +124,8 @@ class Machine:
 
     @property
     def calls_libraries(self) -> bool:
-        """Whether a library may compute what kernels could."""
-        return self.libraries != NO_LIBRARIES
+        """Whether a library may compute what kernels could, other than products."""
+        return self.libraries.convolutions != ""
 
     @property
     def clock(self) -> float:

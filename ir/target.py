@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from .errors import MlcError
 from .expr.dtypes import DType
-from .machine import KNOWN, NO_LIBRARIES, Machine, capability, known_machine, oldest_machine
+from .machine import KNOWN, NO_LIBRARIES, ONLY_PRODUCTS, Libraries, Machine, capability, known_machine, oldest_machine
 
 # Types of torch's devices whose tensors kernels are made for; what is computed on others is left to torch.
 DEVICES = ("cpu", "cuda")
@@ -28,9 +28,9 @@ class Target:
     register on a CPU; ``warp`` is threads per warp (wavefront); ``features`` are LLVM's feature flags of a CPU
     ("+avx2,+fma,…"), or "+tf32" of a GPU whose tensor cores may round float32 operands. ``gemm`` where kernels may call
     a BLAS library's ``sgemm`` from each thread of a team. ``onednn``: torch has that library beside MKL, which
-    multiplies plain matrices too. ``libraries`` are those whose functions may be called: "aten", torch's; where there
-    are none, kernels compute everything that they can, and call nothing but the C library's mathematics and a team's
-    functions.
+    multiplies plain matrices too. ``libraries`` are those whose functions may be called:
+    "aten", torch's, or "cblas", which multiplies matrices and nothing else; where there are none, kernels compute
+    everything that they can, and call nothing but the C library's mathematics and a team's functions.
     """
 
     kind: str
@@ -153,9 +153,15 @@ def _machine(target: Target) -> Machine:
         usual, cores=target.cores, matmul=usual.matmul * share, float32=usual.float32 * share,
         issued=usual.issued * share, block_shared=shared, warp=warp, vector_bytes=target.vector_bytes,
         l1_bytes=target.l1_bytes, l2_bytes=target.l2_bytes, reads_ahead=amd, lanes_alone=amd,
-        halves=halves, dots=dots, blas=0.5 if narrow else 1.0,
-        libraries=usual.libraries if target.libraries else NO_LIBRARIES,
+        halves=halves, dots=dots, blas=0.5 if narrow else 1.0, libraries=_libraries(target, usual),
     )  # fmt: skip
+
+
+def _libraries(target: Target, usual: Machine) -> Libraries:
+    """What may be called: all that torch does, or products of a library in the user's hands, or nothing."""
+    if "aten" in target.libraries:
+        return usual.libraries
+    return ONLY_PRODUCTS if "cblas" in target.libraries and not target.is_gpu else NO_LIBRARIES
 
 
 # Which machine a device ("cuda:0") is.
@@ -165,11 +171,6 @@ TargetOf: TypeAlias = Callable[[str], Target]
 def usual_target(device: str) -> Target:
     """The machine that decisions are made for where nobody says which one a device is."""
     return Target("cpu", "znver3", 1, warp=1, max_threads=1) if device.startswith("cpu") else gpu_target("cuda:sm_90")
-
-
-def is_always_with_libraries(device: str) -> bool:
-    """Whether libraries may be called on a device whatever was asked for: code that calls none is for CPUs."""
-    return not device.startswith("cpu")
 
 
 def waits_for_places(device: str) -> bool:

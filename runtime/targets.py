@@ -28,7 +28,7 @@ def _host() -> tuple[str, str]:
 def cpu_target(cores: int | None = None, products: str = "auto", libraries: str = "aten") -> Target:
     """The processor of this machine, with as many cores as torch uses threads, or ``cores``. ``products`` is "blas"
     where products are not for oneDNN; ``libraries`` is "none" where kernels call none."""
-    calls = libraries != "none"
+    calls = libraries == "aten"
     name, features = _host()
     flags = set(features.split(","))
     width = 64 if "+avx512f" in flags else 32 if "+avx2" in flags or "+avx" in flags else 16
@@ -48,8 +48,31 @@ def cpu_target(cores: int | None = None, products: str = "auto", libraries: str 
         and torch.backends.mkldnn.enabled
         and torch.backends.mkldnn.is_available()
         and torch.backends.mkl.is_available(),
-        libraries=("aten",) if calls else (),
+        libraries=(libraries,) if libraries != "none" else (),
     )
+
+
+_V2 = ("cx16", "sahf", "popcnt", "sse3", "ssse3", "sse4.1", "sse4.2")
+_V3 = (*_V2, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "xsave")
+# Features and bytes of vectors: the levels of x86-64 (its psABI), and what every AArch64 has (NEON).
+_CPUS: dict[str, tuple[str, tuple[str, ...], int]] = {
+    "x86-64": ("x86-64", (), 16),
+    "x86-64-v2": ("x86-64-v2", _V2, 16),
+    "x86-64-v3": ("x86-64-v3", _V3, 32),
+    "x86-64-v4": ("x86-64-v4", (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"), 64),
+    "aarch64": ("generic", (), 16),
+}
+CPU_NAMES = tuple(_CPUS)
+"""Processors that code can be made for wherever it is, the least capable of a kind first."""
+
+
+def named_cpu_target(name: str, cores: int | None = None, libraries: str = "aten") -> Target:
+    """The processor of that name, of ``CPU_NAMES``. Caches and cores are those of the machine at hand, which says as
+    much of others as anything; torch's libraries of products are never called on it."""
+    arch, features, width = _CPUS[name]
+    flags = ",".join(f"+{f}" for f in sorted(features))
+    here = cpu_target(cores, "blas", libraries)
+    return replace(here, arch=arch, features=flags, vector_bytes=width, gemm=False)
 
 
 @lru_cache(maxsize=1)
@@ -79,10 +102,10 @@ def _cache_bytes(level: int, otherwise: int) -> int:
     return known if known > 0 else otherwise
 
 
-def named_target(name: str) -> Target:
+def named_target(name: str, libraries: str = "aten") -> Target:
     """The GPU of that name ("cuda:sm_90", "hip:gfx942"), which need not be here. Raises TargetError where no code can
     be made for it."""
-    target = gpu_target(name)
+    target = _calling(gpu_target(name), libraries)
     check_architecture(target)
     return target
 
@@ -94,14 +117,17 @@ def target_for(
     products: str = "auto",
     libraries: str = "aten",
 ) -> Target:
-    """The target of tensors on ``device`` ("cpu", "cuda:0"), or the one that ``override`` names ("cuda:sm_90").
-    ``cores``, ``products`` and ``libraries`` are for CPUs, as in ``cpu_target``.
+    """The target of tensors on ``device`` ("cpu", "cuda:0"), or the one of its kind that ``override`` names
+    ("cuda:sm_90", "cpu:aarch64").
+    ``cores`` and ``products`` are for CPUs, as in ``cpu_target``, and ``libraries`` is "none" where kernels call none.
 
     Raises: TargetError where the device is of a kind with no code, or there is no GPU to ask and no override.
     """
     if override is not None and override != "cpu" and not device.startswith("cpu"):
-        return _as_torch_allows(named_target(override))
+        return _as_torch_allows(named_target(override, libraries))
     if device.startswith("cpu"):
+        if override is not None and override.startswith("cpu:"):
+            return named_cpu_target(override.removeprefix("cpu:"), cores, libraries)
         return cpu_target(cores, products, libraries)
     kind, _, number = device.partition(":")
     if kind != "cuda":
@@ -127,7 +153,12 @@ def target_for(
         shared_bytes=shared,
         registers=int(getattr(properties, "regs_per_multiprocessor", 65536)),
     )
-    return _as_torch_allows(found)
+    return _as_torch_allows(_calling(found, libraries))
+
+
+def _calling(target: Target, libraries: str) -> Target:
+    """The target with the libraries that may be called."""
+    return replace(target, libraries=()) if libraries == "none" else replace(target, libraries=(libraries,))
 
 
 def is_here(target: Target) -> bool:

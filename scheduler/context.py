@@ -15,7 +15,8 @@ from .numerics import Numerics, is_fast, passes_left_out
 class PassContext:
     """``numerics`` is "fast" or "eager", or says it by places; ``target_of`` gives the machine that a device
     ("cuda:0") is; ``given`` are inputs whose memory goes when they are read last. ``copy_streams``: copies between
-    devices may run beside calls, on streams of their own. ``decider`` is who is asked about decisions; without one the
+    devices may run beside calls, on streams of their own. ``tables``: a launch may read of a table what it works on,
+    which on a GPU a host program of torch's process fills. ``decider`` is who is asked about decisions; without one the
     cost model's stand.
     """
 
@@ -23,6 +24,7 @@ class PassContext:
     target_of: TargetOf = usual_target
     given: Collection[str] = ()
     copy_streams: bool = True
+    tables: bool = True
     decider: Decider | None = field(default=None, repr=False)
 
     @property

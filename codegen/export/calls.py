@@ -2,17 +2,63 @@
 
 from __future__ import annotations
 
-from .codes import CODES, SAY
+from .codes import CODES, DEVICE, MISPLACED, REFUSED, SAY, TOO_LARGE
 from .constants import Constants
+from .routine import Routine
+
+# Where tensors have to be.
+_LOOK = "call void @look_for(ptr %model)"
+# How a call runs, and what a launch may have told, on CPUs and on GPUs.
+_GIVEN = "ptr %text, ptr %context, ptr %f, ptr %values, ptr %sizes, ptr %inputs, ptr %results, ptr %status"
+_RUN = f"""
+  %ran = call i32 @run_call({_GIVEN})
+  ret i32 %ran"""
+_RUN_ON_GPU = f"""
+  %entered = call i32 @enter(ptr %text, ptr %f, ptr %context)
+  %is.in = icmp eq i32 %entered, 0
+  br i1 %is.in, label %inside, label %outside
+outside:
+  ret i32 %entered
+inside:
+  %ran = call i32 @run_call({_GIVEN})
+  %left = call i32 @leave(ptr %text, ptr %f, ptr %context, i32 %ran)
+  ret i32 %left"""
+_GPU_CASES = f"""i64 {REFUSED}, label %refused
+    i64 {MISPLACED}, label %misplaced"""
 
 
-def calls_text(name: str, constants: Constants, words: int) -> str:
-    """``NAME_shapes`` and ``NAME_call``; the checks take so many words of scratch."""
-    return _shapes(name, constants, words) + _calls(name, constants)
+def calls_text(name: str, constants: Constants, words: int, gpu: bool = False) -> str:
+    """``NAME_shapes`` and ``NAME_call``, of a model on a GPU or none; the checks take so many words of scratch."""
+    return _shapes(name, constants, words, gpu) + _calls(name, constants, gpu)
 
 
-def _shapes(name: str, constants: Constants, words: int) -> str:
+def _refused(constants: Constants) -> str:
+    """What the driver refused, and what lies where a kernel cannot read it."""
     t = constants.text
+    return f"""refused:
+  %status.at = getelementptr inbounds i64, ptr %status, i64 1
+  %code = load i32, ptr %status.at
+  %kernel.at = getelementptr inbounds i64, ptr %status, i64 2
+  %kernel = load ptr, ptr %kernel.at
+  %function.at = getelementptr inbounds i64, ptr %status, i64 3
+  %function = load ptr, ptr %function.at
+  %whose = alloca [256 x i8]
+  %c = call i32 (ptr, i64, ptr, ...) @snprintf(ptr %whose, i64 256, ptr {t("%s: launch %lld (%s)")}, ptr %f.name,
+      i64 %launch, ptr %kernel)
+  %told = call i32 @driver_failed(ptr %text, ptr %whose, ptr %function, i32 %code)
+  ret i32 %told
+misplaced:
+  %name.at = getelementptr inbounds i64, ptr %status, i64 2
+  %name = load ptr, ptr %name.at
+  %d = {SAY} {t("%s: launch %lld (%s) copies tiles of a tensor that does not begin at a multiple of 16 bytes")},
+      ptr %f.name, i64 %launch, ptr %name)
+  ret i32 {CODES["tensor"]}
+"""
+
+
+def _shapes(name: str, constants: Constants, words: int, gpu: bool) -> str:
+    t = constants.text
+    look = _LOOK if gpu else ""
     return f"""
 ; --- shapes -----------------------------------------------------------------------------------------------------------
 
@@ -26,6 +72,7 @@ nothing:
   %a = {SAY} {t("shapes: the model may not be a null pointer")})
   ret i32 {CODES["argument"]}
 which:
+  {look}
   %f = call ptr @function_of(ptr %text, i32 %number, ptr %in, ptr %out)
   %unknown = icmp eq ptr %f, null
   br i1 %unknown, label %refuse, label %room
@@ -53,75 +100,48 @@ end:
   call void @free(ptr %values)
   ret i32 %status
 }}
-
-; Write kinds, shapes and strides of the results.
-define internal i32 @tell_shapes(ptr %text, ptr %f, ptr %values, ptr %out) {{
-entry:
-  %specs.at = getelementptr inbounds %Function, ptr %f, i32 0, i32 3
-  %specs = load ptr, ptr %specs.at
-  %count.at = getelementptr inbounds %Function, ptr %f, i32 0, i32 4
-  %count = load i64, ptr %count.at
-  br label %each
-each:
-  %k = phi i64 [ 0, %entry ], [ %k.next, %next ]
-  %more = icmp ult i64 %k, %count
-  br i1 %more, label %one, label %done
-one:
-  %spec = getelementptr inbounds %Spec, ptr %specs, i64 %k
-  %tensor = getelementptr inbounds %Tensor, ptr %out, i64 %k
-  %rank.at = getelementptr inbounds %Spec, ptr %spec, i32 0, i32 1
-  %rank = load i32, ptr %rank.at
-  %first.at = getelementptr inbounds %Spec, ptr %spec, i32 0, i32 4
-  %first = load i64, ptr %first.at
-  %extents = getelementptr inbounds i64, ptr %values, i64 %first
-  %kind.at = getelementptr inbounds %Tensor, ptr %tensor, i32 0, i32 1
-  store i32 1, ptr %kind.at
-  %id.at = getelementptr inbounds %Tensor, ptr %tensor, i32 0, i32 2
-  store i32 0, ptr %id.at
-  %given.at = getelementptr inbounds %Tensor, ptr %tensor, i32 0, i32 3
-  store i32 %rank, ptr %given.at
-  %packed.at = getelementptr inbounds %Spec, ptr %spec, i32 0, i32 2
-  %packed = load i32, ptr %packed.at
-  %type.at = getelementptr inbounds %Tensor, ptr %tensor, i32 0, i32 4
-  store i32 %packed, ptr %type.at
-  %offset.at = getelementptr inbounds %Tensor, ptr %tensor, i32 0, i32 9
-  store i64 0, ptr %offset.at
-  %wide = zext i32 %rank to i64
-  %bytes = shl i64 %wide, 3
-  %scalar = icmp eq i32 %rank, 0
-  br i1 %scalar, label %next, label %extent
-extent:
-  %shape.at = getelementptr inbounds %Tensor, ptr %tensor, i32 0, i32 7
-  %shape = load ptr, ptr %shape.at
-  %none = icmp eq ptr %shape, null
-  br i1 %none, label %missing, label %write
-missing:
-  %f.name = load ptr, ptr %f
-  %name = load ptr, ptr %spec
-  %a = {SAY} {t("%s: result %lld (%s) has %d dimensions, and there is no memory for its shape")}, ptr %f.name, i64 %k,
-      ptr %name, i32 %rank)
-  ret i32 {CODES["argument"]}
-write:
-  call void @llvm.memcpy.p0.p0.i64(ptr %shape, ptr %extents, i64 %bytes, i1 false)
-  %strides.at = getelementptr inbounds %Tensor, ptr %tensor, i32 0, i32 8
-  %strides = load ptr, ptr %strides.at
-  %dense = icmp eq ptr %strides, null
-  br i1 %dense, label %next, label %write.strides
-write.strides:
-  %computed = getelementptr inbounds i64, ptr %extents, i64 %wide
-  call void @llvm.memcpy.p0.p0.i64(ptr %strides, ptr %computed, i64 %bytes, i1 false)
-  br label %next
-next:
-  %k.next = add i64 %k, 1
-  br label %each
-done:
-  ret i32 0
-}}
-"""
+""" + _tell_shapes(constants, gpu)
 
 
-def _calls(name: str, constants: Constants) -> str:
+def _tell_shapes(constants: Constants, gpu: bool) -> str:
+    t, r = constants.text, Routine()
+    number = "0"
+    if gpu:
+        own = r.value("call ptr @llvm.threadlocal.address.p0(ptr @device_number)")
+        number = r.value(f"load i32, ptr {own}")
+    function = r.value("load ptr, ptr %f")
+    specs, count = r.load("ptr", "%Function", "%f", 3), r.load("i64", "%Function", "%f", 4)
+    with r.each(count, "result") as k:
+        spec, tensor = r.item("%Spec", specs, k), r.item("%Tensor", "%out", k)
+        name, rank = r.load("ptr", "%Spec", spec, 0), r.load("i32", "%Spec", spec, 1)
+        kind, first = r.load("i32", "%Spec", spec, 2), r.load("i64", "%Spec", spec, 4)
+        for field, type_, value in (
+            (1, "i32", DEVICE[gpu]), (2, "i32", number), (3, "i32", rank), (4, "i32", kind), (9, "i64", 0),
+        ):  # fmt: skip
+            r.store(type_, value, "%Tensor", tensor, field)
+        wide = r.value(f"zext i32 {rank} to i64")
+        nbytes, extents = r.value(f"shl i64 {wide}, 3"), r.item("i64", "%values", first)
+        with r.when(r.value(f"icmp ne i32 {rank}, 0"), "extents"):
+            shape, strides = r.load("ptr", "%Tensor", tensor, 7), r.load("ptr", "%Tensor", tensor, 8)
+            with r.when(r.value(f"icmp eq ptr {shape}, null"), "missing"):
+                told = t("%s: result %lld (%s) has %d dimensions, and there is no memory for its shape")
+                r.value(f"{SAY} {told}, ptr {function}, i64 {k}, ptr {name}, i32 {rank})")
+                r.line(f"ret i32 {CODES['argument']}")
+            r.line(f"call void @llvm.memcpy.p0.p0.i64(ptr {shape}, ptr {extents}, i64 {nbytes}, i1 false)")
+            with r.when(r.value(f"icmp ne ptr {strides}, null"), "strides"):
+                computed = r.item("i64", extents, wide)
+                r.line(f"call void @llvm.memcpy.p0.p0.i64(ptr {strides}, ptr {computed}, i64 {nbytes}, i1 false)")
+    r.line("ret i32 0")
+    return r.text(
+        "\n; Write kinds, shapes and strides of the results.\n"
+        "define internal i32 @tell_shapes(ptr %text, ptr %f, ptr %values, ptr %out)"
+    )
+
+
+def _calls(name: str, constants: Constants, gpu: bool) -> str:
     t = constants.text
+    look, run = (_LOOK, _RUN_ON_GPU) if gpu else ("", _RUN)
+    cases, refused = (_GPU_CASES, _refused(constants)) if gpu else ("", "")
     return f"""
 ; --- calls ------------------------------------------------------------------------------------------------------------
 
@@ -150,9 +170,14 @@ run:
   ret i32 %code
 }}
 
+; The context whose call this thread is in.
+@calling = internal thread_local global ptr null
+
 ; A call of a context that no other call has.
 define internal i32 @checked_call(ptr %text, ptr %context, i32 %number, ptr %in, ptr %out) {{
 entry:
+  %model = load ptr, ptr %context
+  {look}
   %f = call ptr @function_of(ptr %text, i32 %number, ptr %in, ptr %out)
   %unknown = icmp eq ptr %f, null
   br i1 %unknown, label %refuse, label %inputs.checked
@@ -183,8 +208,17 @@ memory.checked:
   %b = call i32 @check_memory(ptr %text, ptr %f, ptr %in, ptr %out, ptr %values, ptr %inputs, ptr %results,
                               ptr %input.ends, ptr %result.ends)
   %b.fine = icmp eq i32 %b, 0
-  br i1 %b.fine, label %arena.grown, label %fail
-arena.grown:
+  br i1 %b.fine, label %run, label %fail
+run:
+  {run.strip()}
+fail:
+  %code = phi i32 [ %a, %inputs.checked ], [ %b, %memory.checked ]
+  ret i32 %code
+}}
+
+; Run a function whose tensors have been checked.
+define internal i32 @run_call(ptr %text, ptr %context, ptr %f, ptr %values, ptr %sizes, ptr %inputs, ptr %results,
+                              ptr %status) {{
   %place.at = getelementptr inbounds %Function, ptr %f, i32 0, i32 13
   %place = load i64, ptr %place.at
   %needed.at = getelementptr inbounds i64, ptr %values, i64 %place
@@ -206,31 +240,43 @@ go:
   %own = call ptr @llvm.threadlocal.address.p0(ptr @own)
   %before = load ptr, ptr %own
   store ptr %team, ptr %own
+  %calling = call ptr @llvm.threadlocal.address.p0(ptr @calling)
+  %caller = load ptr, ptr %calling
+  store ptr %context, ptr %calling
   %told = call i32 %host(ptr %inputs, ptr %results, ptr %weights, ptr %sizes, ptr %arena, ptr %status)
   store ptr %before, ptr %own
+  store ptr %caller, ptr %calling
   %good = icmp eq i32 %told, 0
   br i1 %good, label %done, label %wrong
 done:
   ret i32 0
 wrong:
-  call void @tell_status(ptr %text, ptr %f, ptr %status)
-  ret i32 {CODES["index"]}
+  %what = call i32 @tell_status(ptr %text, ptr %f, ptr %status)
+  ret i32 %what
 fail:
-  %code = phi i32 [ %a, %inputs.checked ], [ %b, %memory.checked ], [ %c, %arena.grown ]
-  ret i32 %code
+  ret i32 %c
 }}
 
 ; What a kernel has told: a wrong index (1), or a division of integers by zero (2).
-define internal void @tell_status(ptr %text, ptr %f, ptr %status) {{
+define internal i32 @tell_status(ptr %text, ptr %f, ptr %status) {{
   %f.name = load ptr, ptr %f
   %what = load i64, ptr %status
   %launch.at = getelementptr inbounds i64, ptr %status, i64 4
   %launch = load i64, ptr %launch.at
-  %divides = icmp eq i64 %what, 2
-  br i1 %divides, label %divisor, label %index
+  switch i64 %what, label %index [
+    i64 2, label %divisor
+    i64 {TOO_LARGE}, label %large
+    {cases}
+  ]
+large:
+  %size.at = getelementptr inbounds i64, ptr %status, i64 1
+  %size = load i64, ptr %size.at
+  %e = {SAY} {t("%s: launch %lld is a product with a size of %lld, which is more than CBLAS takes")}, ptr %f.name,
+      i64 %launch, i64 %size)
+  ret i32 {CODES["size"]}
 divisor:
   %a = {SAY} {t("%s: launch %lld divides an integer by zero")}, ptr %f.name, i64 %launch)
-  ret void
+  ret i32 {CODES["index"]}
 index:
   %index.at = getelementptr inbounds i64, ptr %status, i64 1
   %value = load i64, ptr %index.at
@@ -240,6 +286,6 @@ index:
   %extent = load i64, ptr %extent.at
   %b = {SAY} {t("%s: launch %lld was given the index %lld, which is out of range for dimension %lld with size %lld")},
       ptr %f.name, i64 %launch, i64 %value, i64 %dim, i64 %extent)
-  ret void
-}}
+  ret i32 {CODES["index"]}
+{refused}}}
 """

@@ -22,6 +22,13 @@ class Constants:
             self.lines.append(f'{name} = private unnamed_addr constant [{len(data) + 1} x i8] c"{shown}\\00"')
         return self.texts[content]
 
+    def data(self, content: bytes) -> str:
+        """Bytes as they are, at a multiple of 64: the name of the constant."""
+        name = f"@data{len(self.lines)}"
+        shown = "".join(f"\\{b:02X}" for b in content)
+        self.lines.append(f'{name} = private unnamed_addr constant [{len(content)} x i8] c"{shown}", align 64')
+        return name
+
     def array(self, name: str, kind: str, items: Sequence[str]) -> str:
         """An array of constants of one type; null where there are none."""
         if not items:

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 from .codes import CODES, MESSAGE_BYTES, SAY
 from .constants import Constants
+from .routine import Routine
 
-TYPES = f"""
-; the mapped file, addresses of weights in it, how many hold this model (itself and contexts), and its threads
-%Model = type {{ ptr, ptr, i32, %Team }}
+MODEL, BUSY, ARENA, ARENA_BYTES, PLACES, MEMORY, WORDS, MESSAGE, SEED, DRAWN = range(10)
+"""The fields of a context."""
+
+
+def types_text(more: str = "") -> str:
+    """The types of models and contexts; a context may have ``more`` fields (", ptr")."""
+    return f"""
+; the mapped file, addresses of weights, how many hold this model (itself and contexts), its threads, its GPU, products
+; of float32 and float64
+%Model = type {{ ptr, ptr, i32, %Team, ptr, ptr, ptr }}
 ; model, whether a call is running, arena, its bytes, addresses of weights, memory of those that calls write to, words
-; for the checks, the sentence of the last failure
-%Context = type {{ ptr, i32, ptr, i64, ptr, ptr, ptr, [{MESSAGE_BYTES} x i8] }}
+; for the checks, the sentence of the last failure, the seed of random numbers and how many were drawn
+%Context = type {{ ptr, i32, ptr, i64, ptr, ptr, ptr, [{MESSAGE_BYTES} x i8], i64, i64{more} }}
 """
 
 
 def contexts_text(constants: Constants, weights: int, mutable_bytes: int, words: int) -> str:
-    """``@make_context``, ``@grow_arena``, ``@free_context`` and ``@drop_model``."""
+    """``@make_context``, ``@grow_arena`` and ``@free_context``."""
     t = constants.text
-    return f"""
+    return (
+        _own_weights(weights)
+        + f"""
 ; Memory of so many bytes at a multiple of 64; null where there is none.
 define internal ptr @aligned_memory(i64 %bytes) {{
   %place = alloca ptr
@@ -32,14 +42,16 @@ define internal ptr @aligned_memory(i64 %bytes) {{
   ret ptr %result
 }}
 
-; A context of a model; null where there is no memory for it.
-define internal ptr @make_context(ptr %model) {{
+; A context of a model: a code, with a sentence where it is not zero.
+define internal i32 @make_context(ptr %text, ptr %model, ptr %result) {{
 entry:
+  store ptr null, ptr %result
   %context = call ptr @calloc(i64 1, i64 ptrtoint (ptr getelementptr (%Context, ptr null, i32 1) to i64))
   %none = icmp eq ptr %context, null
   br i1 %none, label %nothing, label %parts
 nothing:
-  ret ptr null
+  %a = {SAY} {t("context: the system has no memory left")})
+  ret i32 {CODES["memory"]}
 parts:
   store ptr %model, ptr %context
   %weights = call ptr @calloc(i64 {max(weights, 1)}, i64 8)
@@ -59,45 +71,13 @@ parts:
   br i1 %lacks, label %undo, label %copy
 undo:
   call void @free_context(ptr %context)
-  ret ptr null
+  br label %nothing
 copy:
   call void @own_weights(ptr %model, ptr %weights, ptr %memory)
   %holders.at = getelementptr inbounds %Model, ptr %model, i32 0, i32 2
   %h = atomicrmw add ptr %holders.at, i32 1 monotonic
-  ret ptr %context
-}}
-
-; The addresses of the model's weights; those that calls write to are copied to "memory".
-define internal void @own_weights(ptr %model, ptr %places, ptr %memory) {{
-entry:
-  %shared.at = getelementptr inbounds %Model, ptr %model, i32 0, i32 1
-  %shared = load ptr, ptr %shared.at
-  br label %each
-each:
-  %k = phi i64 [ 0, %entry ], [ %k.next, %put ]
-  %more = icmp ult i64 %k, {weights}
-  br i1 %more, label %one, label %done
-one:
-  %from.at = getelementptr inbounds ptr, ptr %shared, i64 %k
-  %from = load ptr, ptr %from.at
-  %home.at = getelementptr inbounds %Weight, ptr @weights, i64 %k, i32 2
-  %home = load i64, ptr %home.at
-  %mutable = icmp sge i64 %home, 0
-  br i1 %mutable, label %copy, label %put
-copy:
-  %bytes.at = getelementptr inbounds %Weight, ptr @weights, i64 %k, i32 1
-  %bytes = load i64, ptr %bytes.at
-  %own = getelementptr inbounds i8, ptr %memory, i64 %home
-  call void @llvm.memcpy.p0.p0.i64(ptr %own, ptr %from, i64 %bytes, i1 false)
-  br label %put
-put:
-  %address = phi ptr [ %from, %one ], [ %own, %copy ]
-  %to = getelementptr inbounds ptr, ptr %places, i64 %k
-  store ptr %address, ptr %to
-  %k.next = add i64 %k, 1
-  br label %each
-done:
-  ret void
+  store ptr %context, ptr %result
+  ret i32 0
 }}
 
 ; Make the arena of a context large enough.
@@ -144,9 +124,42 @@ define internal void @free_context(ptr %context) {{
   call void @free(ptr %context)
   ret void
 }}
+"""
+    )
 
+
+def _own_weights(weights: int) -> str:
+    r = Routine()
+    shared = r.load("ptr", "%Model", "%model", 1)
+    with r.each(weights, "weight") as k:
+        source = r.load("ptr", "ptr", shared, k)
+        r.store("ptr", source, "ptr", "%places", k)
+        row = r.item("%Weight", "@weights", k)
+        home = r.load("i64", "%Weight", row, 2)
+        with r.when(r.value(f"icmp sge i64 {home}, 0"), "state"):
+            own = r.value(f"getelementptr inbounds i8, ptr %memory, i64 {home}")
+            nbytes = r.load("i64", "%Weight", row, 1)
+            r.line(f"call void @llvm.memcpy.p0.p0.i64(ptr {own}, ptr {source}, i64 {nbytes}, i1 false)")
+            r.store("ptr", own, "ptr", "%places", k)
+    r.line("ret void")
+    return r.text(
+        '\n; The addresses of the model\'s weights; those that calls write to are copied to "memory".\n'
+        "define internal void @own_weights(ptr %model, ptr %places, ptr %memory)"
+    )
+
+
+def holders_text(gpu: bool) -> str:
+    """``@drop_model``, of a model that has a GPU or none."""
+    device = """
+  %device.at = getelementptr inbounds %Model, ptr %model, i32 0, i32 4
+  %device = load ptr, ptr %device.at
+  call void @end_device(ptr %device)"""
+    return _DROP.replace("DEVICE", device.strip() if gpu else "; it has nothing else")
+
+
+_DROP = """
 ; One holder of a model less; the last one ends it.
-define internal void @drop_model(ptr %model) {{
+define internal void @drop_model(ptr %model) {
   %holders.at = getelementptr inbounds %Model, ptr %model, i32 0, i32 2
   %before = atomicrmw sub ptr %holders.at, i32 1 acq_rel
   %last = icmp eq i32 %before, 1
@@ -154,6 +167,7 @@ define internal void @drop_model(ptr %model) {{
 end:
   %team = getelementptr inbounds %Model, ptr %model, i32 0, i32 3
   call void @team_end(ptr %team)
+  DEVICE
   %mapped = load ptr, ptr %model
   call void @unmap_weights(ptr %mapped)
   %weights.at = getelementptr inbounds %Model, ptr %model, i32 0, i32 1
@@ -163,5 +177,5 @@ end:
   br label %done
 done:
   ret void
-}}
+}
 """

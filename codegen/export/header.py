@@ -13,14 +13,16 @@ _TELLS = {
     "                           results, and state that calls change, are worth nothing then",
     "file": "model.safetensors is missing, damaged or another model's",
     "processor": "this processor lacks instructions that the library uses",
-    "memory": "the system has no memory left",
+    "memory": "the system has no memory left, or the GPU",
+    "device": "there is no such GPU or no driver, or the driver refused something",
+    "library": "the library of products cannot be loaded, or lacks a function",
 }
 
 _DLPACK = """
 /* Structures of DLPack (https://dmlc.github.io/dlpack). Include its own header first, if you use both. */
 #if !defined(DLPACK_DLPACK_H_) && !defined(MLC_DLPACK)
 #define MLC_DLPACK
-typedef struct { int32_t device_type; int32_t device_id; } DLDevice;    /* 1 is the CPU */
+typedef struct { int32_t device_type; int32_t device_id; } DLDevice;    /* 1 is the CPU, 2 a GPU */
 typedef struct { uint8_t code; uint8_t bits; uint16_t lanes; } DLDataType;
 typedef struct {
   void *data;
@@ -31,7 +33,7 @@ typedef struct {
   int64_t *strides;             /* in elements; NULL: dense rows */
   uint64_t byte_offset;
 } DLTensor;
-enum { kDLCPU = 1, kDLInt = 0, kDLUInt = 1, kDLFloat = 2, kDLBfloat = 4, kDLComplex = 5, kDLBool = 6 };
+enum { kDLCPU = 1, kDLCUDA = 2, kDLInt = 0, kDLUInt = 1, kDLFloat = 2, kDLBfloat = 4, kDLComplex = 5, kDLBool = 6 };
 #endif
 """
 
@@ -42,12 +44,19 @@ typedef struct mlc_model mlc_model;             /* weights and threads: one for 
 typedef struct mlc_context mlc_context;         /* scratch, and copies of what calls change: one for each thread */
 
 typedef struct {
-  uint32_t size;                /* sizeof(mlc_options) */
+  uint32_t size;                /* sizeof(mlc_options); what is behind host may be left out of it */
   int32_t threads;              /* of the model, the calling one included; 0: as many as it may use processors */
   /* NULL, or what runs the loops of the model in place of threads of its own: it has to call member(task, k) once for
      each k from 0 to count - 1, on any threads, and return when all have returned. */
   void (*parallel)(void *host, int32_t count, void (*member)(void *task, int32_t k), void *task);
   void *host;                   /* handed to parallel */
+  int32_t device;               /* the number of the GPU, of a model for GPUs */
+  int32_t verify;               /* not 0: all data of the weights are read, and compared with those of the export */
+  /* Of a model that multiplies by a library: its name or path, for dlopen, or the functions themselves, cblas_sgemm and
+     cblas_dgemm, whose sizes are int. */
+  const char *cblas;
+  void (*sgemm)(void);
+  void (*dgemm)(void);
 } mlc_options;
 enum {
 CODES
@@ -78,9 +87,26 @@ const char *NAME_error(const mlc_context *context);
 /* Functions, tensors and sizes as JSON. */
 const char *NAME_signature(void);
 
-/* The model ends with the last of its contexts, and its threads with it: before a dlclose of the library. */
+STREAMSEED/* The model ends with the last of its contexts, and its threads with it: before a dlclose of the library. */
 void NAME_close_context(mlc_context *context);
 void NAME_close(mlc_model *model);
+"""
+
+
+_STREAM = """
+/* Let calls of a context go to a stream of the caller's (CUstream; NULL is the default one), in its order. Such calls
+   do not wait, and what their kernels do wrong is told by a later call. Without this a context has a stream of its own,
+   for which each call waits. What went to the stream before is waited for here. */
+int NAME_stream(mlc_context *context, void *stream);
+
+"""
+
+
+_SEED = """
+/* Begin the random numbers of a context anew, with a seed. A new context has the seed 0. Equal seeds give equal numbers
+   in the same order of calls. Not while a call of the context runs. */
+int NAME_seed(mlc_context *context, uint64_t seed);
+
 """
 
 
@@ -108,13 +134,19 @@ def header_text(model: ExportedModel) -> str:
         f"enum {{ {upper}_MAX_RANK = {max([*ranks, 1])} }};",
         "",
         *(line for k, f in enumerate(model.functions) for line in _function(upper, k, f)),
-        _FUNCTIONS.replace("NAME_UPPER", upper).replace("NAME", name),
+        _functions(model, name, upper),
         "#ifdef __cplusplus",
         "}",
         "#endif",
         "#endif",
         "",
     ])  # fmt: skip
+
+
+def _functions(model: ExportedModel, name: str, upper: str) -> str:
+    text = _FUNCTIONS.replace("STREAM", _STREAM.lstrip() if model.gpus else "")
+    text = text.replace("SEED", _SEED.lstrip() if model.draws else "")
+    return text.replace("NAME_UPPER", upper).replace("NAME", name)
 
 
 def _function(upper: str, number: int, f: ExportedFunction) -> list[str]:

@@ -3,118 +3,64 @@
 from __future__ import annotations
 
 from .calls import calls_text
-from .codes import CODES, MESSAGE_BYTES, SAY
+from .codes import CODES, SAY
 from .constants import Constants
+from .opening import FAILURE, Opened, open_text
 
 EXPORTED = ("open", "context", "shapes", "call", "error", "signature", "close_context", "close")
 
 
-def exported_names(model: str) -> list[str]:
-    """What a library of that name shows."""
-    return [f"{model}_{name}" for name in EXPORTED]
+def exported_names(model: str, *more: str) -> list[str]:
+    """What a library of that name shows; some have functions more."""
+    return [f"{model}_{name}" for name in (*EXPORTED, *more)]
 
 
-def interface_text(name: str, constants: Constants, functions: int, weights: int, words: int, signature: str) -> str:
+def interface_text(
+    name: str, constants: Constants, functions: int, weights: int, words: int, signature: str, options: Opened
+) -> str:
     """The exported functions of the model ``name``."""
-    told = _open(name, constants, weights) + _told(name, constants, functions, signature)
-    return told + calls_text(name, constants, words)
+    gpu = options.gpu
+    told = (
+        FAILURE
+        + open_text(name, constants, weights, options)
+        + _closed(name, constants)
+        + _told(name, constants, functions, signature)
+    )
+    return told + calls_text(name, constants, words, gpu) + (_stream(name, constants) if gpu else "")
 
 
-def _open(name: str, constants: Constants, weights: int) -> str:
+def _stream(name: str, constants: Constants) -> str:
     t = constants.text
     return f"""
-@failure = internal thread_local global [{MESSAGE_BYTES} x i8] zeroinitializer
-
-; --- open and close ---------------------------------------------------------------------------------------------------
-
-define i32 @{name}_open(ptr %folder, ptr %options, ptr %result) {{
+define i32 @{name}_stream(ptr %context, ptr %stream) {{
 entry:
   %text = call ptr @llvm.threadlocal.address.p0(ptr @failure)
-  store i8 0, ptr %text
-  %no.folder = icmp eq ptr %folder, null
-  %no.result = icmp eq ptr %result, null
-  %missing = or i1 %no.folder, %no.result
-  br i1 %missing, label %nothing, label %begin
+  %none = icmp eq ptr %context, null
+  br i1 %none, label %nothing, label %claim
 nothing:
-  %a = {SAY} {t("open: the folder and the place for the model may not be null pointers")})
+  %a = {SAY} {t("stream: the context may not be a null pointer")})
   ret i32 {CODES["argument"]}
-begin:
-  store ptr null, ptr %result
-  %none = icmp eq ptr %options, null
-  br i1 %none, label %processor, label %read
-read:
-  %bytes = load i32, ptr %options
-  %known = icmp eq i32 %bytes, 24
-  br i1 %known, label %given, label %foreign
-foreign:
-  %b = {SAY} {t("open: the options have %u bytes by their first field; this library knows options of 24")}, i32 %bytes)
+claim:
+  %busy.at = getelementptr inbounds %Context, ptr %context, i32 0, i32 1
+  %swap = cmpxchg ptr %busy.at, i32 0, i32 1 acquire monotonic
+  %free = extractvalue {{ i32, i1 }} %swap, 1
+  br i1 %free, label %give, label %busy
+busy:
+  %b = {SAY} {t("stream: this context is in a call")})
   ret i32 {CODES["argument"]}
-given:
-  %threads.at = getelementptr inbounds {{ i32, i32, ptr, ptr }}, ptr %options, i32 0, i32 1
-  %threads.given = load i32, ptr %threads.at
-  %host.at = getelementptr inbounds {{ i32, i32, ptr, ptr }}, ptr %options, i32 0, i32 2
-  %host.given = load ptr, ptr %host.at
-  %passed.at = getelementptr inbounds {{ i32, i32, ptr, ptr }}, ptr %options, i32 0, i32 3
-  %passed.given = load ptr, ptr %passed.at
-  %negative = icmp slt i32 %threads.given, 0
-  %many = icmp sgt i32 %threads.given, 65536
-  %wrong = or i1 %negative, %many
-  br i1 %wrong, label %uncounted, label %processor
-uncounted:
-  %c = {SAY} {t("open: %d threads are asked for; it has to be 0 (as many as there are processors) to 65536")},
-      i32 %threads.given)
-  ret i32 {CODES["argument"]}
-processor:
-  %threads = phi i32 [ 0, %begin ], [ %threads.given, %given ]
-  %host = phi ptr [ null, %begin ], [ %host.given, %given ]
-  %passed = phi ptr [ null, %begin ], [ %passed.given, %given ]
-  %lacks = call ptr @choose()
-  %able = icmp eq ptr %lacks, null
-  br i1 %able, label %map, label %unable
-unable:
-  %least.at = getelementptr inbounds %Variant, ptr @least, i32 0, i32 3
-  %least = load ptr, ptr %least.at
-  %d = {SAY} {t("open: this processor lacks %s; the library needs at least %s")}, ptr %lacks, ptr %least)
-  ret i32 {CODES["processor"]}
-map:
-  %mapped = call ptr @map_weights(ptr %text, ptr %folder)
-  %unmapped = icmp eq ptr %mapped, null
-  br i1 %unmapped, label %no.file, label %make
-no.file:
-  ret i32 {CODES["file"]}
-make:
-  %model = call ptr @calloc(i64 1, i64 ptrtoint (ptr getelementptr (%Model, ptr null, i32 1) to i64))
-  %no.model = icmp eq ptr %model, null
-  br i1 %no.model, label %no.memory, label %places
-places:
-  store ptr %mapped, ptr %model
-  %weights = call ptr @calloc(i64 {max(weights, 1)}, i64 8)
-  %no.weights = icmp eq ptr %weights, null
-  br i1 %no.weights, label %no.places, label %fill
-fill:
-  %weights.at = getelementptr inbounds %Model, ptr %model, i32 0, i32 1
-  store ptr %weights, ptr %weights.at
-  call void @point_to_weights(ptr %mapped, ptr %weights)
-  %holders.at = getelementptr inbounds %Model, ptr %model, i32 0, i32 2
-  store i32 1, ptr %holders.at
-  %team = getelementptr inbounds %Model, ptr %model, i32 0, i32 3
-  %seated = call i1 @team_init(ptr %team, i32 %threads, ptr %host, ptr %passed)
-  br i1 %seated, label %done, label %no.seats
-done:
-  store ptr %model, ptr %result
-  ret i32 0
-no.seats:
-  call void @free(ptr %weights)
-  br label %no.places
-no.places:
-  call void @free(ptr %model)
-  br label %no.memory
-no.memory:
-  call void @unmap_weights(ptr %mapped)
-  %e = {SAY} {t("open: the system has no memory left")})
-  ret i32 {CODES["memory"]}
+give:
+  %message = getelementptr inbounds %Context, ptr %context, i32 0, i32 7
+  store i8 0, ptr %message
+  %code = call i32 @give_stream(ptr %message, ptr %context, ptr %stream)
+  store atomic i32 0, ptr %busy.at release, align 4
+  ret i32 %code
 }}
+"""
 
+
+def _closed(name: str, constants: Constants) -> str:
+    t = constants.text
+    return f"""
 define void @{name}_close(ptr %model) {{
   %none = icmp eq ptr %model, null
   br i1 %none, label %done, label %drop
@@ -137,15 +83,8 @@ nothing:
   %a = {SAY} {t("context: the model and the place for the context may not be null pointers")})
   ret i32 {CODES["argument"]}
 make:
-  %context = call ptr @make_context(ptr %model)
-  store ptr %context, ptr %result
-  %none = icmp eq ptr %context, null
-  br i1 %none, label %no.memory, label %done
-no.memory:
-  %b = {SAY} {t("context: the system has no memory left")})
-  ret i32 {CODES["memory"]}
-done:
-  ret i32 0
+  %code = call i32 @make_context(ptr %text, ptr %model, ptr %result)
+  ret i32 %code
 }}
 
 define void @{name}_close_context(ptr %context) {{

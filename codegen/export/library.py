@@ -7,7 +7,7 @@ them, and each symbol is read off one dimension of one input when the function i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import sympy
 
@@ -106,6 +106,50 @@ class KernelVariant:
 
 
 @dataclass(frozen=True, slots=True)
+class Cubin:
+    """Machine code of one kernel for an NVIDIA GPU: ``entry`` is the function in ``image``.
+
+    It takes for granted that the pointers in the mask ``assumes`` are multiples of 16 bytes, and unless it is ``far``
+    that indices fit into 32 bits. ``threads`` are those of a block, ``shared`` its bytes of shared memory,
+    ``parameters`` how many it has, pointers to scratch memory among them. A ``dependent`` one waits itself for the
+    kernel ahead, and may be launched before that has ended.
+    """
+
+    image: bytes = field(repr=False)
+    entry: str
+    assumes: int
+    far: bool
+    threads: int
+    shared: int
+    parameters: int
+    dependent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedKernel:
+    """A kernel for one GPU. ``cubins`` are its variants, of which a launch takes the first that is right for its
+    addresses and sizes. The pointers in the mask ``described`` have to be multiples of 16 bytes in all of them, and
+    each program wants ``scratch`` bytes, whose address follows the sizes among its arguments."""
+
+    source: KernelSource
+    cubins: tuple[Cubin, ...]
+    described: int = 0
+    scratch: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+
+@dataclass(frozen=True, slots=True)
+class GpuVariant:
+    """The kernels of a model for one GPU; those of all GPUs have the same names."""
+
+    target: Target
+    kernels: tuple[LaunchedKernel, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ExportedModel:
     """A model that becomes a library.
 
@@ -113,6 +157,11 @@ class ExportedModel:
     defines ``void NAME(int64_t *arguments)`` for ``target``, the least processor that the library runs on.
     ``variants`` are tried before them when the library is opened, in their order. ``machine`` is the instruction set,
     "x86-64" or "aarch64".
+
+    A model for GPUs has ``gpus`` and no kernels else. Its ``target`` is the processor that launches, and all tensors of
+    its functions are on the GPU. The first of ``gpus`` that the device at hand can run is taken. ``products`` are the
+    functions of a library for products that host programs call (``products.py``), which is found when it is opened.
+    A model that ``draws`` has random numbers, of a generator that each context has.
     """
 
     name: str
@@ -122,3 +171,11 @@ class ExportedModel:
     target: Target
     variants: tuple[KernelVariant, ...] = ()
     machine: str = "x86-64"
+    gpus: tuple[GpuVariant, ...] = ()
+    products: tuple[str, ...] = ()
+    draws: bool = False
+
+    @property
+    def kernel_names(self) -> tuple[str, ...]:
+        """What host programs call."""
+        return tuple(k.name for k in (self.gpus[0].kernels if self.gpus else self.kernels))

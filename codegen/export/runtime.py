@@ -7,9 +7,13 @@ from dataclasses import dataclass
 
 from ...ir.target import Target
 from ..kernel import EmitError
-from . import checks, contexts, interface, processor, tables, team, weights
+from . import contexts, draws, interface, opening, processor, products, tables, team, weights
+from .checking import checks
 from .constants import Constants, struct
+from .gpu import contexts as gpu_contexts
+from .gpu import device, driver, launches
 from .library import ExportedModel
+from .opening import Opened
 from .platform import platform_of
 from .processor import required
 from .signature import signature_text
@@ -18,11 +22,13 @@ from .signature import signature_text
 # Threads were a library of their own up to glibc 2.33; later ones still have it, without content, and musl knows the
 # name. So it is asked for.
 NEEDED = ("libc.so.6", "libm.so.6", "libpthread.so.0")
+# Loading libraries was one of its own too, up to the same version.
+LOADING = ("libdl.so.2",)
 _SYSTEM = (
     "calloc", "close", "free", "getauxval", "getpid", "lseek", "malloc", "memcmp", "memcpy", "memmove", "memset",
     "mmap", "munmap", "open", "posix_memalign", "pthread_attr_destroy", "pthread_attr_init",
     "pthread_attr_setstacksize", "pthread_create", "pthread_join", "pthread_sigmask", "snprintf", "strlen", "syscall",
-    "__tls_get_addr",
+    "__tls_get_addr", "dlerror", "dlopen", "dlsym",
 )  # fmt: skip
 _MATHEMATICS = (
     "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil", "copysign", "cos", "cosh", "erf",
@@ -52,9 +58,30 @@ class PlacedWeights:
     data_bytes: int
     places: tuple[tuple[int, int], ...]
 
+    @property
+    def first(self) -> int:
+        """Where data begin."""
+        return 8 + len(self.header)
 
-def runtime_text(model: ExportedModel, placed: PlacedWeights) -> str:
-    """One module of LLVM IR.
+
+def loads_libraries(model: ExportedModel) -> bool:
+    """Whether a library loads another one when it is opened: a driver, or one of products."""
+    return bool(model.gpus or model.products)
+
+
+def shown_by(model: ExportedModel) -> list[str]:
+    """What a library shows."""
+    more = [name for name, has in (("stream", bool(model.gpus)), ("seed", model.draws)) if has]
+    return interface.exported_names(model.name, *more)
+
+
+def needed_by(model: ExportedModel) -> tuple[str, ...]:
+    """The libraries that a library is linked to."""
+    return (*NEEDED, *LOADING) if loads_libraries(model) else NEEDED
+
+
+def runtime_text(model: ExportedModel, placed: PlacedWeights, data_hash: int | None = None) -> str:
+    """One module of LLVM IR. ``data_hash`` is that of the data of the weights, where the library is to know it.
 
     Raises: EmitError where the parts of the model do not fit together, and for what has no code in a library.
     """
@@ -72,19 +99,40 @@ def runtime_text(model: ExportedModel, placed: PlacedWeights) -> str:
     constants.array("weights", "%Weight", rows)
     types = tables.type_table(constants)
     variants = _variants(model, constants)
+    gpu, count = bool(model.gpus), len(model.weights)
+    opened = Opened(gpu, data_hash is not None, model.products)
     body = [
         team.team_text(platform),
-        checks.checks_text(constants, types),
-        weights.weights_text(constants, placed.header, placed.data_bytes, len(model.weights)),
-        contexts.contexts_text(constants, len(model.weights), mutable_bytes, words),
+        checks.checks_text(constants, types, gpu),
+        weights.weights_text(constants, placed.header, placed.data_bytes, count),
+        (gpu_contexts if gpu else contexts).contexts_text(constants, count, mutable_bytes, words),
+        contexts.holders_text(gpu),
         processor.processor_text(model.machine, [required(t, model.machine) for t in variants]),
         processor.choice_text(len(variants)),
         interface.interface_text(
-            model.name, constants, len(model.functions), len(model.weights), words, signature_text(model)
+            model.name, constants, len(model.functions), count, words, signature_text(model), opened
         ),
     ]
-    head = [tables.TYPES, team.TEAM_TYPE, contexts.TYPES, processor.TYPES]
+    if data_hash is not None:
+        body.append(weights.data_hash_text(placed.first, placed.data_bytes, data_hash))
+    if gpu:
+        body += [
+            driver.driver_text(constants),
+            device.device_text(constants, model.gpus, placed.first, placed.data_bytes),
+            launches.launches_text(constants, model.gpus),
+        ]
+    if model.draws:
+        body.append(draws.draws_text(model.name, constants, gpu))
+    if model.products:
+        body.append(products.products_text(constants, model.products))
+    more = gpu_contexts.FIELDS if gpu else ""
+    head = [
+        tables.TYPES, team.TEAM_TYPE, opening.TYPES, contexts.types_text(more), processor.TYPES,
+        device.TYPES if gpu else "",
+    ]  # fmt: skip
     declared = [_DECLARATIONS, team.DECLARATIONS, weights.DECLARATIONS]
+    if loads_libraries(model):
+        declared.append(driver.DECLARATIONS)
     words_text = [f'@word_{w} = internal constant [{len(w) + 1} x i8] c"{w}\\00"' for w in ("input", "result")]
     text = "\n".join([*head, *declared, *words_text, *constants.lines, *_stubs(model), *code, *body])
     return f"; The library {model.name}\n{text}\n"
@@ -117,9 +165,14 @@ def check_model(model: ExportedModel) -> None:
         twice = sorted({n for n in names if names.count(n) > 1})
         if twice:
             raise EmitError(f"two {what} of {model.name} have the name {', '.join(twice)}")
-    taken = sorted(set(kernels) & (IMPORTS | set(interface.exported_names(model.name))))
+    taken = sorted({*kernels, *model.kernel_names} & (IMPORTS | set(interface.exported_names(model.name))))
     if taken:
         raise EmitError(f"kernels may not have names of the system or of the library: {', '.join(taken)}")
+    if model.gpus and (model.kernels or model.variants):
+        raise EmitError(f"{model.name} has kernels for GPUs and for processors; a library has one of both")
+    for gpu in model.gpus:
+        if tuple(k.name for k in gpu.kernels) != model.kernel_names:
+            raise EmitError(f"the variant for {gpu.target.arch} has other kernels than {model.gpus[0].target.arch}'s")
     for variant in model.variants:
         other = {k.name for k in variant.kernels}
         if other != set(kernels):

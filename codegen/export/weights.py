@@ -3,12 +3,14 @@ its tensors are addresses in it.
 
 The format is an int64 with the bytes of a header, that header as JSON, then data. The library knows the length of the
 file and a hash of its header (FNV-1a of 64 bits): enough to tell a damaged or foreign file, and no protection against
-people who mean to deceive it.
+people who mean to deceive it. Of the data it has a hash too, with which they are compared where the caller asks for it:
+that reads all of them, and another checkpoint has another.
 """
 
 from __future__ import annotations
 
 from .constants import Constants
+from .routine import Routine
 
 
 def header_hash(header: bytes) -> int:
@@ -24,6 +26,61 @@ def signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
+_PRIME = 0x100000001B3
+HASH_DATA = f"""
+; A hash of data, of which there are a multiple of 64 bytes: eight of FNV-1a's kind side by side, over words of 64 bits,
+; whose upper halves are mixed into the lower ones.
+define i64 @hash_data(ptr %data, i64 %count) {{
+entry:
+  br label %each
+each:
+  %k = phi i64 [ 0, %entry ], [ %k.next, %block ]
+  %h = phi <8 x i64> [ splat (i64 {signed(0xCBF29CE484222325)}), %entry ], [ %h.next, %block ]
+  %more = icmp ult i64 %k, %count
+  br i1 %more, label %block, label %fold
+block:
+  %at = getelementptr inbounds i8, ptr %data, i64 %k
+  %words = load <8 x i64>, ptr %at, align 8
+  %other = xor <8 x i64> %h, %words
+  %product = mul <8 x i64> %other, splat (i64 {_PRIME})
+  %upper = lshr <8 x i64> %product, splat (i64 32)
+  %h.next = xor <8 x i64> %product, %upper
+  %k.next = add i64 %k, 64
+  br label %each
+fold:
+  br label %lane
+lane:
+  %i = phi i64 [ 0, %fold ], [ %i.next, %lane ]
+  %all = phi i64 [ %count, %fold ], [ %all.next, %lane ]
+  %one = extractelement <8 x i64> %h, i64 %i
+  %joined = xor i64 %all, %one
+  %scaled = mul i64 %joined, {_PRIME}
+  %high = lshr i64 %scaled, 32
+  %all.next = xor i64 %scaled, %high
+  %i.next = add i64 %i, 1
+  %again = icmp ult i64 %i.next, 8
+  br i1 %again, label %lane, label %done
+done:
+  ret i64 %all.next
+}}
+"""
+
+
+def data_hash_text(first: int, data_bytes: int, data_hash: int) -> str:
+    """``@compare_data``: whether a mapped file has the data with that hash."""
+    return (
+        HASH_DATA.replace("define i64", "define internal i64")
+        + f"""
+define internal i1 @compare_data(ptr %mapped) {{
+  %data = getelementptr inbounds i8, ptr %mapped, i64 {first}
+  %hash = call i64 @hash_data(ptr %data, i64 {data_bytes})
+  %same = icmp eq i64 %hash, {signed(data_hash)}
+  ret i1 %same
+}}
+"""
+    )
+
+
 DECLARATIONS = """
 declare i32 @open(ptr, i32, ...)
 declare i32 @close(i32)
@@ -34,11 +91,26 @@ declare i64 @strlen(ptr)
 """
 
 
+def _point_to_weights(count: int) -> str:
+    r = Routine()
+    with r.each(count, "weight") as k:
+        offset = r.load("i64", "%Weight", r.item("%Weight", "@weights", k), 0)
+        r.store("ptr", r.value(f"getelementptr inbounds i8, ptr %mapped, i64 {offset}"), "ptr", "%places", k)
+    r.line("ret void")
+    return r.text(
+        "\n; The addresses of all weights in a file that is mapped, or in a copy of it.\n"
+        "define internal void @point_to_weights(ptr %mapped, ptr %places)"
+    )
+
+
 def weights_text(constants: Constants, header: bytes, data_bytes: int, count: int) -> str:
     """``@map_weights`` and ``@point_to_weights`` for a file with ``header`` and so many bytes of data."""
     t = constants.text
+    places = _point_to_weights(count)
     length = 8 + len(header) + data_bytes
-    return f"""
+    return (
+        places
+        + f"""
 ; Map the file of weights in "folder". Its address, or null with a sentence in "text".
 define internal ptr @map_weights(ptr %text, ptr %folder) {{
 entry:
@@ -65,8 +137,8 @@ measure:
   br i1 %whole, label %map, label %short
 short:
   %s = call i32 (ptr, i64, ptr, ...) @snprintf(ptr %text, i64 1024, ptr {
-        t("%s has %lld bytes, and this library was made for a file of %lld: it is another model's, or not complete")
-    }, ptr %path, i64 %length, i64 {length})
+            t("%s has %lld bytes, and this library was made for a file of %lld: it is another model's, or not complete")
+        }, ptr %path, i64 %length, i64 {length})
   br label %fail
 map:
   %data = call ptr @mmap(ptr null, i64 {length}, i32 1, i32 2, i32 %file, i64 0)
@@ -86,8 +158,8 @@ hash:
   br i1 %same, label %done, label %foreign
 foreign:
   %w = call i32 (ptr, i64, ptr, ...) @snprintf(ptr %text, i64 1024, ptr {
-        t("the header of %s is not the one that this library was made for: it is another model's, or damaged")
-    }, ptr %path)
+            t("the header of %s is not the one that this library was made for: it is another model's, or damaged")
+        }, ptr %path)
   %gone = call i32 @munmap(ptr %data, i64 {length})
   br label %fail
 done:
@@ -121,28 +193,14 @@ done:
   ret i64 %h
 }}
 
-; The addresses of all weights in the mapped file.
-define internal void @point_to_weights(ptr %mapped, ptr %places) {{
-entry:
-  br label %each
-each:
-  %k = phi i64 [ 0, %entry ], [ %k.next, %one ]
-  %more = icmp ult i64 %k, {count}
-  br i1 %more, label %one, label %done
-one:
-  %offset.at = getelementptr inbounds %Weight, ptr @weights, i64 %k
-  %offset = load i64, ptr %offset.at
-  %address = getelementptr inbounds i8, ptr %mapped, i64 %offset
-  %place = getelementptr inbounds ptr, ptr %places, i64 %k
-  store ptr %address, ptr %place
-  %k.next = add i64 %k, 1
-  br label %each
+define internal void @unmap_weights(ptr %mapped) {{
+  %none = icmp eq ptr %mapped, null
+  br i1 %none, label %done, label %unmap
+unmap:
+  %gone = call i32 @munmap(ptr %mapped, i64 {length})
+  br label %done
 done:
   ret void
 }}
-
-define internal void @unmap_weights(ptr %mapped) {{
-  %gone = call i32 @munmap(ptr %mapped, i64 {length})
-  ret void
-}}
 """
+    )

@@ -41,7 +41,7 @@ def renormalize(gm: fx.GraphModule, context: AtenContext) -> int:
     CPUs round the statistics that they save of half types, from which that cannot be made; in a graph that was traced
     on one they are rounded, but not on the GPU where it is meant to run.
     """
-    rounded = context.options.target not in (None, "cpu")
+    rounded = context.options.gpu is not None
     backward = backward_of(gm.graph)
     done = 0
     for node in gm.graph.find_nodes(op="call_function", target=aten.native_batch_norm_backward.default):

@@ -43,7 +43,7 @@ class AtenContext:
     def target(self, device: str) -> Target:
         """The machine that code for tensors on a device is made for. Where another is named, the graph was captured on
         the CPU in its place, and its tensors are taken there later."""
-        there = self.options.target not in (None, "cpu")
+        there = self.options.gpu is not None
         return target_for(
             "cuda" if there else device,
             self.options.target,

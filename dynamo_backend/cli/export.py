@@ -15,8 +15,10 @@ from .near import tell
 @click.argument("programs", metavar="MODEL.pt2 | FUNCTION=MODEL.pt2 …", nargs=-1, required=True)
 @click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="The folder to write.")
 @click.option("--name", default="model", show_default=True, help="What the functions in C begin with.")
-@click.option("--targets", default="host", show_default=True, help="Processors, with commas between them.")
-@click.option("--libraries", default="", help="Libraries that it may call, with commas between them; none by default.")
+@click.option(
+    "--targets", default="host", show_default=True, help="Processors or GPUs (cuda:sm_90), with commas between them."
+)
+@click.option("--libraries", default="", help="Libraries that it may call (cblas); none by default.")
 def export(programs: tuple[str, ...], out: Path, name: str, targets: str, libraries: str) -> None:
     """Write programs that torch.export.save has written as a library that runs without Python and torch.
 

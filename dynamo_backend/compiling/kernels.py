@@ -22,12 +22,12 @@ from ...ir.text.structure import function_key
 from ...runtime.cache.fingerprint import environment_fingerprint, gpu_code_fingerprint, key_of
 from ...runtime.compile.compilers import Compilers
 from ...runtime.compile.device_library import device_library
-from ...runtime.compile.kernels import KIND_KERNEL, KernelCode, KernelStore, compile_source
+from ...runtime.compile.kernels import KIND_KERNEL, KernelCode, KernelStore, compile_source, gpu_binary
 from ...runtime.counters import counters
 from ...runtime.log import KernelFallbackWarning, logger, say
 from ...runtime.settings.options import Options
 from ...runtime.timing import PhaseTimer
-from ...runtime.triton.compile import RunTriton, StoppedError
+from ...runtime.triton.compile import GpuBinary, RunTriton, StoppedError
 from ...scheduler.functions.context import FunctionContext
 from ...scheduler.functions.lower import lower_stages
 from ...scheduler.numerics import is_fast
@@ -274,6 +274,34 @@ def _written(
 def written(function: Callee, target: Target, plan: KernelPlan) -> KernelSource:
     """The text of the kernel of a function, which somebody else compiles. Raises EmitError and ScheduleError."""
     return _written(function, target, plan, _by_hand(function, target, plan))[2]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuText:
+    """The text of a kernel for a GPU, of which somebody else makes machine code: ``source``, of a ``schedule``."""
+
+    target: Target
+    nest: LoopNest
+    schedule: Schedule
+    source: KernelSource
+    is_by_hand: bool
+    library: str | None
+
+    def fitted(self, run: RunTriton) -> tuple[KernelSource, GpuBinary]:
+        """The text with tiles that fit the GPU, and its machine code. Raises GpuCompileError."""
+        make = partial(_compiled, target=self.target, key="", library=self.library, run=run)
+        if self.is_by_hand:
+            return self.source, gpu_binary(make(self.source))
+        code = fitting_code(self.nest, self.target, self.schedule, self.source, make)
+        source = written_as(code, self.nest, self.target, self.schedule, self.source)[1]
+        return source or self.source, gpu_binary(code)
+
+
+def written_for_gpu(function: Callee, target: Target, plan: KernelPlan) -> GpuText:
+    """The text of the kernel of a function for a GPU. Raises EmitError and ScheduleError."""
+    by_hand = _by_hand(function, target, plan)
+    nest, schedule, source = _written(function, target, plan, by_hand)
+    return GpuText(target, nest, schedule, source, by_hand is not None, device_library(plan.store, source, target))
 
 
 def scheduled(function: Callee, target: Target, plan: KernelPlan) -> LoopNest:

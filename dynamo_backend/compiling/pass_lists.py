@@ -100,10 +100,12 @@ def runner_of(options: Options, name: str) -> Runner:
     return Runner(options.dump_dir / name if options.dump_dir is not None else None, options.verify > 0)
 
 
-def context_of(options: Options, given: Collection[str] = (), decider: Decider | None = None) -> PassContext:
+def context_of(
+    options: Options, given: Collection[str] = (), decider: Decider | None = None, *, tables: bool = True
+) -> PassContext:
     """What passes over graphs and calls may ask of a compilation."""
     target_of = cache(partial(_target_of, options))
-    return PassContext(options.numerics, target_of, given, options.copy_streams, decider)
+    return PassContext(options.numerics, target_of, given, options.copy_streams, tables, decider)
 
 
 def _target_of(options: Options, device: str) -> Target:

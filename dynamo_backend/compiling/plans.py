@@ -93,7 +93,7 @@ def _fused(job: Job, layers: Layers | None = None) -> Plan:
     with phase("import"):
         imported = job.run.step(
             GRAPH, import_graph, job.gm, job.example_inputs, fallback_random=options.fallback_random,
-            numerics=options.numerics, libraries=options.libraries != "none", static=job.static, name=job.name,
+            numerics=options.numerics, libraries=options.libraries == "aten", static=job.static, name=job.name,
             skipped=layers.skipped if layers is not None else {}, called_after=job.called_after, decider=job.decider,
             region=job.within,
         )  # fmt: skip
@@ -106,16 +106,15 @@ def _fused(job: Job, layers: Layers | None = None) -> Plan:
 def _ordered(job: Job, plan: Plan) -> Plan:
     """With launches shared, in an order that holds less memory."""
     with job.timer.phase("fuse"):
-        return replace(
-            plan, fusion=job.run(plan.fusion, pass_lists().calls, context_of(job.options, job.given, job.decider))
-        )
+        context = context_of(job.options, job.given, job.decider, tables=job.tables)
+        return replace(plan, fusion=job.run(plan.fusion, pass_lists().calls, context))
 
 
 def planned_peak(gm: fx.GraphModule, options: Options, given: Collection[str] = ()) -> int:
     """The bytes that an ATen graph would hold at most at typical sizes, ``given`` inputs among them; nothing is
     compiled."""
     lists, context = pass_lists(), context_of(options, given)
-    libraries = options.libraries != "none"
+    libraries = options.libraries == "aten"
     graph = import_graph(
         gm, fallback_random=options.fallback_random, numerics=options.numerics, libraries=libraries
     )  # fmt: skip

@@ -326,7 +326,7 @@ def graph_database(options: Options) -> Database | None:
 
 def predicted_schedules(options: Options) -> bool:
     """Whether kernels are tuned for a GPU that is not here."""
-    if options.tune is not True or options.target in (None, "cpu"):
+    if options.tune is not True or options.gpu is None:
         return False
     return not is_here(named_target(str(options.target)))
 

@@ -17,7 +17,7 @@ from ...ir.expr.monoid import Monoid
 from ...ir.expr.value import Const, Expr, Index, Load, call, const, is_value, symbol
 from ...ir.graph.graph import Compute, Graph, Library, Node, Origin, Reduction, Ref, TensorType, View
 from ...ir.nest.loops import contiguous_strides
-from ...ir.target import is_always_with_libraries
+from ...ir.target import has_kernels
 from ...scheduler.decisions import Decider
 from ...scheduler.numerics import EAGER, ROUNDING, Numerics
 from .registry import NoConversion
@@ -126,8 +126,8 @@ class ImportContext:
         return EAGER if ROUNDING in self.node.meta.get(KEEPS, ()) else self.given_numerics
 
     def calls_libraries(self, device: str) -> bool:
-        """Whether a library may compute on a device what kernels could: elsewhere than on CPUs always."""
-        return self._libraries or is_always_with_libraries(device)
+        """Whether a library may compute on a device what kernels could: elsewhere than on CPUs and GPUs always."""
+        return self._libraries or not has_kernels(device)
 
     @contextmanager
     def result_of(self, k: int) -> Iterator[None]:

@@ -55,9 +55,8 @@ def run_and_compile(
     Gradients are taken of the sum of floating results with ``training``. Nothing of the model, its arguments, random
     states or what Dynamo has compiled is changed.
     """
-    target = settings.target
     leaves = pytree.tree_leaves((args, kwargs))
-    elsewhere = target not in (None, "cpu") and not any(isinstance(t, torch.Tensor) and t.is_cuda for t in leaves)
+    elsewhere = settings.gpu is not None and not any(isinstance(t, torch.Tensor) and t.is_cuda for t in leaves)
     # Autograd's engine cannot run the backward of fakes on a device that torch was not built for: graphs of this
     # device are made and moved.
     faked = elsewhere and not training and isinstance(call, torch.nn.Module)

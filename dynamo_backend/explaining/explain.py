@@ -91,7 +91,7 @@ def explain(
             f"the entry {name!r} of numerics{f' ({told})' if told else ''}"
             for name, told in zip(unused, near, strict=True)
         )
-    elsewhere = named_target(str(settings.target)) if settings.target not in (None, "cpu") else None
+    elsewhere = named_target(settings.gpu) if settings.gpu is not None else None
     return Report(tuple(report_of(c, elsewhere) for c in compiled), unmatched, max(captured, 0.0), made.breaks)
 
 

@@ -21,7 +21,7 @@ def description(assembled: Assembled) -> str:
     functions = {f.name: {**_function(f), **assembled.signatures[f.name]} for f in model.functions}
     for name, host in assembled.hosts.items():
         functions[name]["launches"] = list(host.launches)
-    targets = (model.target, *(v.target for v in model.variants))
+    targets = [v.target for v in model.gpus] or [model.target, *(v.target for v in model.variants)]
     told = {
         "name": model.name,
         "functions": functions,
@@ -30,6 +30,8 @@ def description(assembled: Assembled) -> str:
             for w in model.weights
         },
         "machine": model.machine,
+        "device": "cuda" if model.gpus else "cpu",
+        "products": list(model.products),
         "targets": [{"processor": t.arch, "features": t.features} for t in targets],
         "versions": {"torch-mlc": version("torch-mlc"), "torch": torch.__version__, "llvmlite": llvmlite.__version__},
     }

@@ -24,9 +24,10 @@ def export(
     """Write a model as a folder that runs without Python and torch (docs/export.md); returns the folder.
 
     ``program`` is what ``torch.export.export`` gives, or several by name, which share weights and state. ``targets``
-    are processors, "host" the one at hand. ``libraries`` are those that the library may call, none by default. ``name``
-    is what its functions in C begin with, ``options`` are those of ``torch.compile``. The folder is made where it is
-    missing, and files of the same names in it are replaced.
+    are processors, "host" the one at hand, or NVIDIA's GPUs ("cuda:sm_90"), which need not be here. ``libraries`` are
+    those that the library may call: "cblas", for products, or none, which is the default. ``name`` is what its
+    functions in C begin with, ``options`` are those of ``torch.compile``. The folder is made where it is missing, and
+    files of the same names in it are replaced.
 
     Raises ExportError with every operation that no kernel can do, its line in the model, and why.
     """

@@ -26,8 +26,9 @@ from .signature import flat_arguments, tree_of
 # Kinds of arguments of which a thread remembers shapes of results.
 _MOST_KINDS = 64
 _LAUNCH = re.compile(r"launch (\d+)")
-# DLPack's numbers of the CPU, and of types by how their names begin.
-_CPU = 1
+# DLPack's numbers of devices, and of types by how their names begin.
+_KINDS = {"cpu": 1, "cuda": 2}
+_SAID = {"cpu": "the CPU"}
 _CODES = (
     ("uint", 1), ("int", 0), ("bfloat", 4), ("float8_e4m3fnuz", 11), ("float8_e4m3fn", 10), ("float8_e5m2fnuz", 13),
     ("float8_e5m2", 12), ("float8_e8m0fnu", 14), ("float", 2), ("complex", 5), ("bool", 6),
@@ -42,8 +43,9 @@ class LoadedModel:
     buffers back to what they were when the model was exported.
     """
 
-    def __init__(self, folder: str | Path, threads: int = 0) -> None:
-        self.library = ModelLibrary(folder, threads)
+    def __init__(self, folder: str | Path, threads: int = 0, **options: Any) -> None:
+        self.library = ModelLibrary(folder, threads, **options)
+        self.device = torch.device("cuda", self.library.device) if self.library.on_gpu else torch.device("cpu")
         path = Path(folder) / DESCRIPTION
         try:
             told = json.loads(path.read_text())["functions"]
@@ -72,11 +74,19 @@ class LoadedModel:
         """Forget what this thread's calls have changed."""
         self._own.context = None
 
+    def seed(self, seed: int) -> None:
+        """Begin the random numbers of this thread's calls anew; its first ones are those of the seed 0."""
+        self.context().seed(seed)
+
     def context(self) -> LibraryContext:
         """Scratch and state of this thread."""
-        if self._own.context is None:
-            self._own.context = self.library.context()
-        return self._own.context
+        own = self._own
+        if own.context is None:
+            own.context, own.stream = self.library.context(), None
+        if self.library.on_gpu and own.stream != (stream := torch.cuda.current_stream(self.device).cuda_stream):
+            own.context.stream(stream)
+            own.stream = stream
+        return own.context
 
     def __repr__(self) -> str:
         return f"LoadedModel({self.library.name}: {', '.join(self.functions)})"
@@ -84,6 +94,7 @@ class LoadedModel:
 
 class _Own(threading.local):
     context: LibraryContext | None = None
+    stream: int | None = None
 
 
 @dataclass(slots=True)
@@ -102,7 +113,8 @@ class _Kinds(threading.local):
 
 
 class LoadedFunction:
-    """A function of an exported model: ``function(*args, **kwargs)`` of tensors on the CPU.
+    """A function of an exported model: ``function(*args, **kwargs)`` of tensors on the model's device. On a GPU the
+    work goes to torch's current stream, and nobody waits for it.
 
     Raises: CallError for arguments that it cannot take, with what it takes; OutOfRangeError for a wrong index.
     """
@@ -134,10 +146,11 @@ class LoadedFunction:
         prepared = self._kinds.known.get(kind)
         if prepared is None:
             prepared = self._prepare(tensors, kind)
-        results = [torch.empty_strided(shape, strides, dtype=dtype) for shape, strides, dtype in prepared.layouts]
+        device = self._model.device
+        results = [torch.empty_strided(*layout, dtype=dtype, device=device) for *layout, dtype in prepared.layouts]
         for given, t in zip(prepared.given, tensors):
-            if not t.is_cpu or t.is_neg():
-                _check(self.name, tensors, self.told)
+            if t.device != device or t.is_neg():
+                _check(self.name, tensors, self.told, device)
             given.data = t.data_ptr()
         for made, t in zip(prepared.made, results):
             made.data = t.data_ptr()
@@ -149,16 +162,17 @@ class LoadedFunction:
 
     def _prepare(self, tensors: Sequence[Any], kind: Any) -> _Prepared:
         """Raises CallError where the function does not take such arguments."""
-        _check(self.name, tensors, self.told)
+        _check(self.name, tensors, self.told, self._model.device)
         arrays = [_outline(t) for t in tensors]
         try:
-            places = self._model.library.shapes(self.name, *arrays)
+            places = self._model.library.shapes(self.name, *arrays, outlines=True)
         except LibraryError as error:
             raise self._told(error) from None
         layouts = [(shape, strides, d) for (shape, strides), d in zip(places, self._dtypes, strict=True)]
         kept: list[Any] = []
-        given = _structures([(tuple(t.shape), t.stride(), t.dtype) for t in tensors], kept)
-        prepared = _Prepared(given, _structures(layouts, kept), layouts, kept)
+        device = self._model.device
+        given = _structures([(tuple(t.shape), t.stride(), t.dtype) for t in tensors], kept, device)
+        prepared = _Prepared(given, _structures(layouts, kept, device), layouts, kept)
         known = self._kinds.known
         if len(known) >= _MOST_KINDS:
             known.clear()
@@ -182,19 +196,21 @@ class LoadedFunction:
         return f"{self.name}({told(self.told.inputs)}) -> ({told(self.told.results)})"
 
 
-def _check(name: str, tensors: Sequence[Any], told: LibraryFunction) -> None:
-    """Raises CallError for what is no plain tensor of the CPU's memory, and where there are too many or few."""
+def _check(name: str, tensors: Sequence[Any], told: LibraryFunction, device: torch.device) -> None:
+    """Raises CallError for what is no plain tensor in the memory of a device, and where there are too many or few."""
     if len(tensors) != len(told.inputs):
         wanted = ", ".join(s.name for s in told.inputs)
         raise CallError(f"{name} takes {len(told.inputs)} tensors ({wanted}), not {len(tensors)}")
     for spec, t in zip(told.inputs, tensors, strict=True):
         if not isinstance(t, Tensor):
             raise CallError(f"{name}: {spec.name} is of type {type(t).__name__}; it has to be a tensor of {spec.dtype}")
-        if not t.is_cpu or t.layout is not torch.strided or t.is_neg() or t.is_conj():
-            what = (
-                f"on {t.device}" if not t.is_cpu else f"{t.layout}" if t.layout is not torch.strided else "a lazy view"
+        if t.device != device or t.layout is not torch.strided or t.is_neg() or t.is_conj():
+            lazy = f"{t.layout}" if t.layout is not torch.strided else "a lazy view"
+            what = f"on {t.device}" if t.device != device else lazy
+            raise CallError(
+                f"{name}: {spec.name} is {what}; it has to be plain memory of {_SAID.get(device.type, str(device))} "
+                f"(.to({str(device)!r}).clone())"
             )
-            raise CallError(f"{name}: {spec.name} is {what}; it has to be plain memory of the CPU (.cpu().clone())")
         if t.dtype is not DType(spec.dtype).torch:
             raise CallError(f"{name}: {spec.name} is of {t.dtype}; it has to be of {DType(spec.dtype).torch}")
 
@@ -206,12 +222,13 @@ def _outline(t: Tensor) -> np.ndarray[Any, Any]:
     return np.lib.stride_tricks.as_strided(nothing, tuple(t.shape), [s * kind.itemsize for s in t.stride()])
 
 
-def _structures(layouts: Sequence[Any], kept: list[Any]) -> Any:
+def _structures(layouts: Sequence[Any], kept: list[Any], device: torch.device) -> Any:
     made = (DLTensor * max(len(layouts), 1))()
     for tensor, (shape, strides, dtype) in zip(made, layouts):
         kind = DType.from_torch(dtype)
         extents, steps = ((ctypes.c_int64 * max(len(shape), 1))(*row) for row in (shape, strides))
-        tensor.device_type, tensor.ndim, tensor.lanes = _CPU, len(shape), 1
+        tensor.device_type, tensor.ndim, tensor.lanes = _KINDS[device.type], len(shape), 1
+        tensor.device_id = device.index or 0
         tensor.code = next(code for start, code in _CODES if kind.value.startswith(start))
         tensor.bits = 8 * kind.itemsize
         tensor.shape, tensor.strides = extents, steps
@@ -219,14 +236,24 @@ def _structures(layouts: Sequence[Any], kept: list[Any]) -> Any:
     return made
 
 
-def load(folder: str | Path, *, threads: int = 0) -> LoadedModel:
+def load(
+    folder: str | Path,
+    *,
+    threads: int = 0,
+    device: int = 0,
+    verify: bool = False,
+    cblas: str | Path | Mapping[str, int] | None = None,
+) -> LoadedModel:
     """An exported model, ready to be called with tensors (docs/export.md).
 
     ``threads`` is how many threads its loops use, the calling one included; 0 is as many as the process may use
-    processors. Raises LibraryError where the folder holds no model that this processor can run, or its weights are
-    damaged or another model's.
+    processors. ``device`` is the number of the GPU, of a model for GPUs. With ``verify`` all weights are read and
+    compared with those of the export. ``cblas`` is the library of products that a model with ``libraries=("cblas",)``
+    calls: its name or path, or its functions by name (``{"sgemm": address}``).
+    Raises LibraryError where the folder holds no model that this machine can run, its weights are damaged or another
+    model's, or the library of products is none.
     """
-    return LoadedModel(folder, threads)
+    return LoadedModel(folder, threads, device=device, verify=verify, cblas=cblas)
 
 
 __all__ = ["LoadedFunction", "LoadedModel", "load"]

@@ -36,6 +36,8 @@ aten = torch.ops.aten
 _OF_DATA = (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)
 # Where torch's own lines are.
 _TORCH = f'File "{Path(torch.__file__).parent}{os.sep}'
+# Lines that are nobody's: torch's own, and those of graphs that it has written out as Python.
+_THEIRS = (_TORCH, 'File "<eval_with_key>')
 _WEIGHTS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 _MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, OutputKind.USER_INPUT_MUTATION)
 
@@ -127,11 +129,12 @@ def read_program(name: str, program: ExportedProgram) -> ModelProgram:
 def _keep_users_lines(gm: fx.GraphModule) -> None:
     """Let nodes tell of the innermost line that is not torch's own, as those of Dynamo's graphs do."""
     for node in gm.graph.nodes:
-        if (trace := node.meta.get("stack_trace")) and _TORCH in trace:
+        trace = node.meta.get("stack_trace") or ""
+        if any(theirs in trace for theirs in _THEIRS):
             frames = re.split(r'(?m)^(?=  File ")', trace)
-            while len(frames) > 1 and _TORCH in frames[-1]:
+            while frames and any(theirs in frames[-1] for theirs in _THEIRS):
                 frames.pop()
-            node.meta["stack_trace"] = "".join(frames) if len(frames) > 1 or _TORCH not in frames[-1] else trace
+            node.meta["stack_trace"] = "".join(frames) if any("File" in f for f in frames) else ""
 
 
 def _decomposed(name: str, program: ExportedProgram) -> ExportedProgram:

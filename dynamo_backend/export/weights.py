@@ -114,7 +114,7 @@ def _array(tensor: Tensor, weight: Weight) -> np.ndarray[Any, Any]:
 
 
 def _memory(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """The bytes of a tensor that leaves no gaps, in the order of memory."""
-    plain = tensor.resolve_neg().detach()
+    """The bytes of a tensor that leaves no gaps, in the order of memory: the tensor's own, where it is on the host."""
+    plain = tensor.resolve_neg().detach().cpu()
     flat = plain.as_strided((plain.numel(),), (1,)) if _is_dense(plain) else plain.reshape(-1)
-    return flat.clone().view(torch.uint8).numpy()
+    return flat.view(torch.uint8).numpy()

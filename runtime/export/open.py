@@ -34,13 +34,14 @@ _CODES = {
     "float8_e5m2fnuz": 13, "float8_e8m0fnu": 14,
 }  # fmt: skip
 _ERRORS = {
-    1: "argument", 2: "tensor", 3: "size", 4: "index", 5: "file", 6: "processor", 7: "memory",
+    1: "argument", 2: "tensor", 3: "size", 4: "index", 5: "file", 6: "processor", 7: "memory", 8: "device",
+    9: "library",
 }  # fmt: skip
 
 
 class LibraryError(RuntimeError):
-    """The library refused something. ``kind`` is "argument", "tensor", "size", "index", "file", "processor" or
-    "memory"; the text is the library's own sentence."""
+    """The library refused something. ``kind`` is "argument", "tensor", "size", "index", "file", "processor", "memory",
+    "device" or "library"; the text is the library's own sentence."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -70,6 +71,11 @@ class _Options(ctypes.Structure):
         ("threads", ctypes.c_int32),
         ("parallel", ctypes.c_void_p),
         ("host", ctypes.c_void_p),
+        ("device", ctypes.c_int32),
+        ("verify", ctypes.c_int32),
+        ("cblas", ctypes.c_char_p),
+        ("sgemm", ctypes.c_void_p),
+        ("dgemm", ctypes.c_void_p),
     )
 
 
@@ -100,13 +106,26 @@ class ModelLibrary:
 
     ``threads`` is how many threads its loops use, the calling one included; 0 is as many as the process may use
     processors. Threads may call at the same time: each has a context of its own, so that what calls change (buffers of
-    the model) is the thread's own too.
+    the model) is the thread's own too. ``verify`` reads all weights and compares them with those of the export.
+    ``cblas`` is the name or the path of a library of products ("libopenblas.so.0"), or the addresses of its functions
+    by name (``{"sgemm": address}``), for models that multiply by one.
+
+    A model for GPUs (``on_gpu``) is opened on the GPU with the number ``device``. Arrays of its calls are objects with
+    ``__cuda_array_interface__``, as CuPy's and torch's are.
 
     Raises: LibraryError where the folder holds no library, or its weights are missing, damaged or another model's, or
-    the processor lacks what the library uses.
+    the processor lacks what the library uses, or there is no such GPU, driver or library of products.
     """
 
-    def __init__(self, folder: str | Path, threads: int = 0) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        threads: int = 0,
+        *,
+        device: int = 0,
+        verify: bool = False,
+        cblas: str | Path | Mapping[str, int] | None = None,
+    ) -> None:
         self.folder = Path(folder)
         path = self.folder / "model.so"
         try:
@@ -126,7 +145,17 @@ class ModelLibrary:
         }
         self.signature: dict[str, Any] = json.loads(self._functions["signature"]().decode())
         self.functions = {f["name"]: _function_of(k, f) for k, f in enumerate(self.signature["functions"])}
-        options = _Options(ctypes.sizeof(_Options), threads, None, None)
+        self.on_gpu, self.device = self.signature["device"] == "cuda", device
+        if self.on_gpu:
+            self._functions["stream"] = self._function("stream", ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+        if self.signature["draws"]:
+            self._functions["seed"] = self._function("seed", ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64)
+        named = None if cblas is None or isinstance(cblas, Mapping) else str(cblas).encode()
+        given = cblas if isinstance(cblas, Mapping) else {}
+        options = _Options(
+            ctypes.sizeof(_Options), threads, None, None, device, int(verify), named, given.get("sgemm"),
+            given.get("dgemm"),
+        )  # fmt: skip
         model = ctypes.c_void_p()
         self._check(
             self._functions["open"](str(self.folder).encode(), ctypes.byref(options), ctypes.byref(model)), None
@@ -135,15 +164,16 @@ class ModelLibrary:
         self._contexts = threading.local()
         self._end = weakref.finalize(self, self._functions["close"], self._model)
 
-    def call(self, name: str, *arrays: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
-        """Call a function in the context of this thread: arrays of its results, which are new.
+    def call(self, name: str, *arrays: Any, out: Sequence[Any] | None = None) -> list[Any]:
+        """Call a function in the context of this thread: arrays of its results, which are new, or those of ``out``.
+        Nobody makes new ones on a GPU.
 
         Raises: LibraryError with the library's sentence where inputs are not what the function takes.
         """
         context = getattr(self._contexts, "own", None)
         if context is None:
             context = self._contexts.own = self.context()
-        result: list[np.ndarray[Any, Any]] = context.call(name, *arrays)
+        result: list[Any] = context.call(name, *arrays, out=out)
         return result
 
     def context(self) -> LibraryContext:
@@ -152,12 +182,14 @@ class ModelLibrary:
             raise LibraryError("argument", f"the library {self.name} has been closed")
         return LibraryContext(self)
 
-    def shapes(self, name: str, *arrays: np.ndarray[Any, Any]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Shape and strides (in elements) of each result that a call with these arrays would give."""
+    def shapes(self, name: str, *arrays: Any, outlines: bool = False) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Shape and strides (in elements) of each result that a call with these arrays would give. For a GPU arrays of
+        NumPy's may stand for those, as ``outlines``: nobody reads their elements."""
         if not self._end.alive:
             raise LibraryError("argument", f"the library {self.name} has been closed")
         function = self.function(name)
-        given = _tensors([_described(a, s) for a, s in zip(arrays, self._counted(function, arrays))])
+        specs = self._counted(function, arrays)
+        given = self._outlines(arrays, specs) if outlines else self._given(arrays, specs)
         out = (DLTensor * len(function.results))()
         kept = []
         for tensor, spec in zip(out, function.results):
@@ -189,6 +221,16 @@ class ModelLibrary:
         function.restype, function.argtypes = result, arguments
         return function
 
+    def _given(self, arrays: Sequence[Any], specs: Sequence[LibraryTensor]) -> Any:
+        described = _described_on_gpu if self.on_gpu else _described
+        return _tensors([described(a, s, self.device) for a, s in zip(arrays, specs)])
+
+    def _outlines(self, arrays: Sequence[Any], specs: Sequence[LibraryTensor]) -> Any:
+        made = _tensors([_described(a, s) for a, s in zip(arrays, specs)])
+        for tensor in made if self.on_gpu else ():
+            tensor.device_type, tensor.device_id = 2, self.device
+        return made
+
     def _counted(self, f: LibraryFunction, arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[LibraryTensor, ...]:
         if len(arrays) != len(f.inputs):
             wanted = ", ".join(f"{s.name}: {s.dtype}[{', '.join(map(str, s.shape))}]" for s in f.inputs)
@@ -210,17 +252,35 @@ class LibraryContext:
         self._handle = handle.value
         self._end = weakref.finalize(self, library._functions["close_context"], self._handle)
 
-    def call(self, name: str, *arrays: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+    def call(self, name: str, *arrays: Any, out: Sequence[Any] | None = None) -> list[Any]:
         """As ``ModelLibrary.call``, in this context."""
         library = self._library
         if not self._end.alive:
             raise LibraryError("argument", f"this context of {library.name} has been closed")
         function = library.function(name)
-        results = [_made(spec, *places) for spec, places in zip(function.results, library.shapes(name, *arrays))]
-        given = _tensors([_described(a, s) for a, s in zip(arrays, library._counted(function, arrays))])
-        out = _tensors([_described(a, s) for a, s in zip(results, function.results)])
-        self.run(name, given, out)
-        return results
+        if out is None:
+            if library.on_gpu:
+                raise LibraryError("argument", f"{name} is on a GPU: give arrays for its results there (out=)")
+            out = [_made(spec, *places) for spec, places in zip(function.results, library.shapes(name, *arrays))]
+        elif len(out) != len(function.results):
+            raise LibraryError("argument", f"{name} gives {len(function.results)} arrays, and out has {len(out)}")
+        given = library._given(arrays, library._counted(function, arrays))
+        made = library._given(out, function.results)
+        self.run(name, given, made)
+        return [*out]
+
+    def seed(self, seed: int) -> None:
+        """Begin the random numbers of this context anew. Raises: LibraryError for a model that has none."""
+        if "seed" not in self._library._functions:
+            raise LibraryError("argument", f"{self._library.name} has no random numbers")
+        self._library._check(self._library._functions["seed"](self._handle, seed & (1 << 64) - 1), None)
+
+    def stream(self, stream: int) -> None:
+        """Let calls go to a CUDA stream of the caller's, a ``CUstream``, in its order; nobody waits for them then. Up
+        to there a context has a stream of its own, for which each call waits. Raises: LibraryError."""
+        if not self._library.on_gpu:
+            raise LibraryError("argument", f"{self._library.name} is on no GPU, and has no streams")
+        self._library._check(self._library._functions["stream"](self._handle, stream), self._handle)
 
     def run(self, name: str, inputs: Any, results: Any) -> None:
         """Call with arrays of ``DLTensor`` that the caller has filled in; their memory has to stay until it returns."""
@@ -280,7 +340,7 @@ def _code(dtype: np.dtype[Any]) -> int | None:
     return _CODES.get(dtype.name, {"b": 6, "i": 0, "u": 1, "f": 2, "c": 5}.get(dtype.kind))
 
 
-def _described(array: np.ndarray[Any, Any], spec: LibraryTensor) -> tuple[DLTensor, tuple[object, ...]]:
+def _described(array: np.ndarray[Any, Any], spec: LibraryTensor, _: int = 0) -> tuple[DLTensor, tuple[object, ...]]:
     """An array as DLPack has it, and what has to live as long."""
     array = np.asarray(array)
     # Bits of a type that NumPy lacks come as integers.
@@ -295,6 +355,19 @@ def _described(array: np.ndarray[Any, Any], spec: LibraryTensor) -> tuple[DLTens
     strides = (ctypes.c_int64 * max(array.ndim, 1))(*(s // size for s in array.strides))
     tensor = DLTensor(array.ctypes.data, 1, 0, array.ndim, code, size * 8, 1, shape, strides, 0)
     return tensor, (array, shape, strides)
+
+
+def _described_on_gpu(array: Any, spec: LibraryTensor, device: int) -> tuple[DLTensor, tuple[object, ...]]:
+    """An array on a GPU as DLPack has it, by its ``__cuda_array_interface__``, which does not tell on which."""
+    told = getattr(array, "__cuda_array_interface__", None)
+    if told is None:
+        what = type(array).__name__
+        raise LibraryError("tensor", f"{spec.name} is a {what}, and no array on a GPU (with __cuda_array_interface__)")
+    shape, dtype = tuple(told["shape"]), np.dtype(told["typestr"])
+    outline = np.lib.stride_tricks.as_strided(np.empty(1, dtype), shape, told.get("strides"))
+    tensor, kept = _described(outline, spec)
+    tensor.data, tensor.device_type, tensor.device_id = told["data"][0], 2, device
+    return tensor, (array, *kept)
 
 
 def _tensors(described: Sequence[tuple[DLTensor, tuple[object, ...]]]) -> Any:

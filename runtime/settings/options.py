@@ -369,10 +369,11 @@ class Options:
         parse_libraries,
         default="aten",
         shown="aten",
-        values="aten, none",
+        values="aten, cblas, none",
         changes_code=True,
-        doc="Which libraries compute on CPUs what kernels could too. aten are those that torch calls, where they are "
-        "faster; with none kernels compute everything that they can, and call nothing but libm and a team's functions.",
+        doc="Which libraries compute what kernels could too. aten are those that torch calls, where they are faster. "
+        "With none kernels compute everything that they can, and call nothing but libm and a team's functions; cblas "
+        "leaves products of float32 and float64 on CPUs to a library, where those are faster, and nothing else.",
     )
     schedules: Overrides | None = _option(
         "MLC_SCHEDULES",
@@ -447,6 +448,11 @@ class Options:
         """Whether somebody looks at what only compiling tells, so that no cache may answer: ``dump_dir``, and what logs
         tell of fusion, schedules and sources."""
         return self.dump_dir is not None or asks_for_stages(self.log)
+
+    @property
+    def gpu(self) -> str | None:
+        """The GPU that code is made for, where one is named."""
+        return None if self.target is None or self.target.startswith("cpu") else self.target
 
     @property
     def retunes(self) -> bool:

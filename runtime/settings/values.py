@@ -198,8 +198,8 @@ def parse_cpu_products(value: object) -> str:
 
 def parse_libraries(value: object) -> str:
     text = str(value).strip().lower()
-    if text not in ("aten", "none"):
-        raise ValueRefused("aten or none", ("aten", "none"), text)
+    if text not in ("aten", "cblas", "none"):
+        raise ValueRefused("aten, cblas or none", ("aten", "cblas", "none"), text)
     return text
 
 

@@ -35,6 +35,8 @@ from ..fusion.fusion import Fusion
 
 def share_launches(fusion: Fusion, context: PassContext) -> Fusion:
     """Let equal calls that do not depend on one another be one call over a table."""
+    if not context.tables:
+        return fusion
     return fusion.having(*Tables(fusion.graph, fusion.functions, context.target_of, context).run())
 
 

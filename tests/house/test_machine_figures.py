@@ -179,6 +179,7 @@ CHOSEN = (
     "dynamo_backend/caches/",
     "dynamo_backend/cli/",
     "dynamo_backend/entry/modules.py",
+    "dynamo_backend/export/targets.py",
     "dynamo_backend/verify/kernel_run.py",
 )
 # How often others tell them apart. A number only becomes smaller.

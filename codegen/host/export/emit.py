@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import sympy
+from torch.utils._sympy.functions import Max
 
 from ....ir.expr.value import symbol
 from ....ir.graph.graph import MADE_SIZE, TensorType
+from ...export.codes import COPY, DRAWS, product_symbol
 from ...kernel import EmitError
 from ..code import SizedCode
 from ..memory.plan_memory import check_arena, place_all
@@ -21,6 +23,8 @@ from ..steps.resolve import resolve
 from ..steps.resolved import DropArena, Forget, HoldArena, Let, LookAt, Pointer, PointTo, Rename, RunKernel, Take
 from ..steps.step import BindSize, CallLibrary, HostStep, MakeView, Return
 from ..steps.write_out_loops import write_out_loops
+from .draws import DrawSeeds, write_draws
+from .multiply import Multiply, write_products
 from .results import CopyOver, CopyResult, TakeResult, place_results, row_major, write_copies
 
 # The words of numbers that a kernel tells of a wrong index in, behind its arguments.
@@ -49,7 +53,8 @@ def plan_export(program: HostProgram, types: Mapping[str, TensorType], results: 
 
     Raises EmitError and ArenaError for what has no place in either.
     """
-    program = place_all(place_results(write_out_loops(write_copies(program, types)), results))
+    program = write_draws(write_products(write_copies(program, types), types), types)
+    program = place_all(place_results(write_out_loops(program), results))
     check_arena(program)
     return replace(resolve(program), arena=program.arena)
 
@@ -61,6 +66,7 @@ def emit_export(
     inputs: Sequence[str],
     weights: Mapping[str, int],
     sizes: Sequence[sympy.Symbol],
+    scratch: Mapping[str, sympy.Expr] | None = None,
 ) -> ExportedHost:
     """The function ``entry`` of a program that ``plan_export`` has planned::
 
@@ -68,12 +74,13 @@ def emit_export(
 
     ``inputs`` are the program's arguments in the order of the array, ``weights`` the places of the others in theirs,
     and ``sizes`` the symbols for which the array has the dimensions that they are read off. Kernels are functions of
-    the names under which the program has them.
+    the names under which the program has them. Those of ``scratch`` take an address behind their sizes, of so many
+    bytes that nobody else has while they run. On a GPU copies are calls of a kernel too (``COPY``).
     Raises EmitError for steps that only a process of Python's can do.
     """
     places = {name: ("inputs", k) for k, name in enumerate(inputs)}
     places |= {name: ("weights", k) for name, k in weights.items()}
-    return _LibraryEmitter(SizedCode(program.name), program, places, tuple(sizes)).emit(entry)
+    return _LibraryEmitter(SizedCode(program.name), program, places, tuple(sizes), scratch or {}).emit(entry)
 
 
 @dataclass(slots=True)
@@ -85,6 +92,7 @@ class _LibraryEmitter:
     program: HostProgram
     places: Mapping[str, tuple[str, int]]
     sizes: tuple[sympy.Symbol, ...]
+    scratch: Mapping[str, sympy.Expr]
     at: dict[str, str] = field(default_factory=dict)
     kernels: dict[str, None] = field(default_factory=dict)
     launches: list[str] = field(default_factory=list)
@@ -96,10 +104,10 @@ class _LibraryEmitter:
         for step in self.program.steps:
             self.step(step)
         arena = self.program.arena
-        return ExportedHost(
-            entry, self.text(entry), sympy.S.Zero if arena is None else arena.size, tuple(self.kernels),
-            tuple(self.launches),
-        )  # fmt: skip
+        size = sympy.S.Zero if arena is None else arena.size
+        if wanted := [self.scratch[k] for k in self.kernels if k in self.scratch]:
+            size += Max(*wanted)
+        return ExportedHost(entry, self.text(entry), size, tuple(self.kernels), tuple(self.launches))
 
     def step(self, step: HostStep) -> None:
         match step:
@@ -125,6 +133,12 @@ class _LibraryEmitter:
                 self.copy(self.at[name], kind.strides, self.address(source), given)
             case CallLibrary(node) if node.target == MADE_SIZE:
                 self.b.known[symbol(node.names[0])] = self.b.size(node.args[0])
+            case Multiply(a, b, target):
+                taken = [self.address(n) for n in (a, b, target)] + [self.b.size(n) for n in step.numbers]
+                passed = ["ptr"] * 3 + ["i64"] * len(step.numbers)
+                self.run(product_symbol(step.function), taken, passed, step.comment)
+            case DrawSeeds(name, count, comment):
+                self.run(DRAWS, [self.address(name), str(count)], ["ptr", "i64"], comment)
             case Forget():
                 pass
             case Return(()):
@@ -163,13 +177,20 @@ class _LibraryEmitter:
 
     def launch(self, step: RunKernel) -> None:
         name = step.use.kernel
+        arguments = [self.address(a.name) if isinstance(a, Pointer) else self.b.size(a) for a in step.arguments]
+        kinds = ["ptr" if isinstance(a, Pointer) else "i64" for a in step.arguments]
+        if name in self.scratch:
+            arena = self.program.arena
+            arguments.append(self.moved("%arena", sympy.S.Zero if arena is None else arena.size))
+            kinds.append("ptr")
+        self.run(name, arguments, kinds, step.comment)
+
+    def run(self, name: str, arguments: Sequence[str], kinds: Sequence[str], comment: str) -> None:
+        """Call a kernel, or what is called as one, and go on where that tells of nothing wrong."""
         self.kernels[name] = None
-        count = 0
-        for count, argument in enumerate(step.arguments, 1):
-            if isinstance(argument, Pointer):
-                self.b.store("arguments", count - 1, self.address(argument.name), "ptr")
-            else:
-                self.b.store("arguments", count - 1, self.b.size(argument))
+        for k, (argument, kind) in enumerate(zip(arguments, kinds, strict=True)):
+            self.b.store("arguments", k, argument, kind)
+        count = len(arguments)
         self.most_arguments = max(self.most_arguments, count + _STATUS)
         status = self.b.at("arguments", count)
         self.b.line(f"store i64 0, ptr {status}")
@@ -177,7 +198,7 @@ class _LibraryEmitter:
         told = self.b.value(f"load i64, ptr {status}")
         fine = self.b.value(f"icmp eq i64 {told}, 0")
         number = len(self.launches)
-        self.launches.append(step.comment)
+        self.launches.append(comment)
         self.wrong.append((self.block, status))
         self.b.line(f"br i1 {fine}, label %launched{number}, label %wrong")
         self.label(f"launched{number}")
@@ -206,8 +227,16 @@ class _LibraryEmitter:
             for n, s, w, r in zip(kind.shape, kind.strides, wanted, rows, strict=True)
         ):
             nbytes = self.b.size(kind.nbytes)
+            if kind.device != "cpu":
+                self.run(COPY, [target, source, nbytes], ["ptr", "ptr", "i64"], "")
+                return
             self.b.line(f"call void @llvm.memmove.p0.p0.i64(ptr {target}, ptr {source}, i64 {nbytes}, i1 false)")
             return
+        if kind.device != "cpu":
+            raise EmitError(
+                f"{self.program.name}: a copy between tensors of {list(kind.shape)} that are laid out differently is "
+                "no copy of bytes, and the host of a GPU copies nothing else"
+            )
         item, depth = f"i{8 * kind.dtype.itemsize}", len(kind.shape)
         extents, strides = [self.b.size(n) for n in kind.shape], [self.b.size(s) for s in kind.strides]
         places = [self.b.size(s) for s in wanted]

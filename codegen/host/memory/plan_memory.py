@@ -78,7 +78,7 @@ def place_all(program: HostProgram) -> HostProgram:
     Raises ArenaError where data decide how much that is, or something wants it as a tensor.
     """
     every = storages(program)
-    sizes = _Sizes.of(program, every, ALIGN)
+    sizes = _Sizes.of(program, every, ALIGN if _device(every) == "cpu" else ALIGN_GPU)
     for s in every:
         if s.nbytes not in sizes.rows or not (s.ours and s.by_address):
             why = "something wants it as a tensor" if s.nbytes in sizes.rows else "data or fractions decide how many"

@@ -31,6 +31,7 @@ VARIANTS = 8
 MOST_POINTERS = 63
 FAR = 1 << MOST_POINTERS
 
+RECORD_BYTES = 8 * (len(RECORD) + VARIANTS * VARIANT_WORDS)
 _AT = {name: 8 * k for k, name in enumerate(RECORD)}
 _FIRST = 8 * len(RECORD)
 CONTEXT_AT = _AT[CONTEXT[0]]
@@ -62,7 +63,27 @@ give:
 }
 """
 
-LAUNCH = f"""
+# How a variant is found: the one for just these addresses and indices, which Python makes where it is not there yet.
+_EXACT = """
+  %fits = icmp eq i64 %has, %wanted"""
+# Or the first that takes nothing for granted that does not hold; one for far indices is right for near ones.
+_ENOUGH = f"""
+  %assumed = and i64 %has, {FAR - 1}
+  %absent = xor i64 %near, -1
+  %lacking = and i64 %assumed, %absent
+  %reaches = and i64 %has, {FAR - (1 << 64)}
+  %short.of = icmp ult i64 %reaches, %far.bit
+  %held = icmp eq i64 %lacking, 0
+  %near.enough = xor i1 %short.of, true
+  %fits = and i1 %held, %near.enough"""
+
+
+def launch_text(*, exact: bool = True) -> str:
+    """``@mlc_launch``, which takes the ``exact`` variant of a kernel, or else the first that is right for a call."""
+    return _LAUNCH.replace("FITS", (_EXACT if exact else _ENOUGH).strip())
+
+
+_LAUNCH = f"""
 ; Launch a kernel over "arguments", its addresses and then sizes, where the grid is not empty. Not zero where the driver
 ; refuses, and where no variant of the kernel is there for addresses that are aligned as these are and indices that
 ; reach so far.
@@ -118,7 +139,7 @@ unknown:
   ret i32 -1
 compare:
   %has = load i64, ptr %variant
-  %fits = icmp eq i64 %has, %wanted
+  FITS
   br i1 %fits, label %found, label %other
 other:
   %v.next = add nuw i64 %v, 1
@@ -195,6 +216,8 @@ then:
   ret i32 %status
 }}
 """
+
+LAUNCH = launch_text()
 
 # As a function of Python's (METH_FASTCALL): its "self" is the address of a record, its arguments are the grid, how far
 # indices reach, the stream, and those of the kernel. It returns the status.

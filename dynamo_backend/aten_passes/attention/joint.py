@@ -34,7 +34,7 @@ def recompute_scores(joint: fx.GraphModule, context: AtenContext) -> int:
     options, done = context.options, 0
     for node in list(joint.graph.find_nodes(op="call_function", target=aten._softmax.default)):
         device = node.meta["val"].device.type
-        on_gpu = device != "cpu" or options.target not in (None, "cpu")
+        on_gpu = device != "cpu" or options.gpu is not None
         found = Site(joint.graph, node, on_gpu, draws=not options.fallback_random)
         if not has_kernels(device) or not found.scores:
             continue

@@ -48,7 +48,7 @@ def chunk_losses(gm: fx.GraphModule, context: AtenContext) -> int:
         return 0
     done = 0
     for found in find_losses(gm.graph):
-        on_gpu = options.target not in (None, "cpu") or found.product.meta["val"].is_cuda
+        on_gpu = options.gpu is not None or found.product.meta["val"].is_cuda
         if not _is_large(found.product, rows, LEAST_BYTES_GPU if on_gpu else LEAST_BYTES):
             continue
         match found:

@@ -27,7 +27,8 @@ def flash_attention_for_cpu(
     if ctx.used() - {0} and not ours:
         raise NoConversion(f"{LIBRARY}; its log-sum-exp is read")
     # Graphs that were traced on a CPU are compiled for GPUs too, by explain among others.
-    if not query.device.startswith("cpu") or dropout_p or (ctx.numerics == "eager" and not ours):
+    elsewhere = not query.device.startswith("cpu")
+    if dropout_p or (not ours and (elsewhere or ctx.numerics == "eager")):
         raise NoConversion(LIBRARY)
     if attn_mask is not None and (is_causal or not attn_mask.dtype.is_float):
         raise NoConversion(f"{LIBRARY}; two masks, or one that is not added")

@@ -17,7 +17,8 @@ import sympy
 
 from ....ir.expr.dtypes import DType
 from ....ir.expr.value import Load
-from ....ir.machine import Machine
+from ....ir.graph.products import is_plain_product
+from ....ir.machine import ONLY_PRODUCTS, Libraries, Machine
 from ...facts.contraction import R0, Decision, LibraryProduct, Operand
 from ..cpu_kernels import DOT_ROWS, PANEL_TILE, product_tile
 
@@ -54,7 +55,7 @@ def decide_cpu(product: LibraryProduct, machine: Machine, fast: bool = True) -> 
     if _adds_bytes(product, machine):
         packed = (True, True)
     sizes = f"{product.m} x {product.k} x {product.n}"
-    if not machine.calls_libraries:
+    if not (machine.calls_libraries or _is_for(machine.libraries, product)):
         return Decision(True, f"matrix product: {sizes} in loops, for no library may be called", packed)
     if product.depth == 1:
         return Decision(True, f"no sum: {sizes}, each element of the result is one product", packed)
@@ -80,6 +81,13 @@ def decide_cpu(product: LibraryProduct, machine: Machine, fast: bool = True) -> 
         return _weighed(True, told, packed, ours, library)
     told = f"matrix product: BLAS in {_time(library)}; with {what} it would take {_time(ours)}"
     return _weighed(False, told, packed, ours, library)
+
+
+def _is_for(libraries: Libraries, product: LibraryProduct) -> bool:
+    """Whether a library that multiplies plain matrices alone (CBLAS) can compute a product."""
+    return libraries == ONLY_PRODUCTS and is_plain_product(
+        product.node.target, product.a.type, product.b.type, product.type
+    )
 
 
 def _weighed(decomposed: bool, told: str, packed: tuple[bool, bool], loops: float, library: float) -> Decision:

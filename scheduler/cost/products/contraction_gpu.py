@@ -58,7 +58,18 @@ MOST_PIECES, PIECE_DEPTH, STEP = 64, 512, 64
 
 
 def decide_gpu(product: LibraryProduct, machine: Machine) -> Decision:
-    """Open where what our loops need not read, write and launch is worth more than the library's higher rate."""
+    """Open where what our loops need not read, write and launch is worth more than the library's higher rate, and
+    always where no library may be called: then as the loops are fastest."""
+    found = _decided(product, machine)
+    if machine.calls_libraries:
+        return found
+    loops = found if found.decomposed or found.otherwise is None else found.otherwise
+    sizes = f"{product.m} x {product.k} x {product.n}"
+    reason = f"matrix product: {sizes} in loops, for no library may be called"
+    return replace(loops, decomposed=True, reason=reason, loops=None, library=None, otherwise=None)
+
+
+def _decided(product: LibraryProduct, machine: Machine) -> Decision:
     name = machine.libraries.products
     if _is_bytes(product):
         if DType.INT8 not in machine.in_kernels:

@@ -80,7 +80,7 @@ static void wrong_calls(mlc_context *context) {
 }
 
 int main(int count, char **arguments) {
-  mlc_options options = {sizeof options, 3, NULL, NULL};
+  mlc_options options = {.size = sizeof options, .threads = 3};
   mlc_context *context;
   pthread_t threads[8];
   int64_t calls, room[SAMPLE_MAX_RANK], shape[1] = {4};

@@ -68,7 +68,7 @@ static void *forker(void *unused) {
 }
 
 int main(int count, char **arguments) {
-  mlc_options options = {sizeof options, count > 2 ? atoi(arguments[2]) : 2, NULL, NULL};
+  mlc_options options = {.size = sizeof options, .threads = count > 2 ? atoi(arguments[2]) : 2};
   pthread_t callers[CALLERS], forking;
   mlc_context *context;
   calls_of_each = count > 3 ? atol(arguments[3]) : 100;

@@ -3,6 +3,7 @@ emulator that few machines have; without them ``tests/codegen/elf/test_aarch64.p
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from torch_mlc.ir.target import Target
 ARM_GCC, MUSL_GCC = "aarch64-linux-gnu-gcc", "musl-gcc"
 QEMU = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
 # Where cross compilers have the C library of AArch64.
-ARM_ROOT = "/usr/aarch64-linux-gnu"
+ARM_ROOT = os.environ.get("QEMU_LD_PREFIX", "/usr/aarch64-linux-gnu")
 needs_arm = pytest.mark.skipif(
     shutil.which(ARM_GCC) is None or QEMU is None,
     reason=f"there is no {ARM_GCC}, or no qemu-aarch64 to run its programs",

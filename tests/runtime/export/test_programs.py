@@ -68,7 +68,8 @@ def test_the_header_is_plain_c_and_cplusplus(folder: Path, tmp_path: Path, compi
         pytest.skip(f"there is no {compiler[0]}")
     source = tmp_path / "source"
     source.write_text(
-        '#include "model.h"\n#include "model.h"\nint main(void) { mlc_options o = {sizeof o, 0, 0, 0}; mlc_model *m; '
+        '#include "model.h"\n#include "model.h"\nint main(void) { '
+        "mlc_options o = {sizeof o, 0, 0, 0, 0, 0, 0, 0, 0}; mlc_model *m; "
         'return sample_open(".", &o, &m); }\n'
     )
     flags = ["-Wall", "-Wextra", "-Werror", "-pedantic", "-fsyntax-only", f"-I{folder}"]

@@ -8,9 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.runtime.export.models import sample, written
 from torch_mlc.codegen.export.library import Weight
 from torch_mlc.ir.expr.dtypes import DType
+from torch_mlc.runtime.export.open import LibraryError, ModelLibrary
 from torch_mlc.runtime.export.safetensors import WeightError, plan_weights
+from torch_mlc.runtime.export.write import data_hash
 
 WEIGHTS = (
     Weight("a", DType.INT8, (3,), (1,)),
@@ -66,3 +69,44 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
         plan.write(tmp_path / "w", {k: v for k, v in given.items() if k != "one"})
     with pytest.raises(WeightError, match=r"the weight a is int8\[4\]; the model has int8\[3\]"):
         plan.write(tmp_path / "w", {**given, "a": np.zeros(4, np.int8)})
+
+
+def test_data_are_compared_where_that_is_asked_for(tmp_path: Path) -> None:
+    """Any bit of any weight that differs is found; without that other values with the same header are taken."""
+    written(tmp_path)
+    path = tmp_path / "model.safetensors"
+    whole = path.read_bytes()
+    first = 8 + int.from_bytes(whole[:8], "little")
+    ModelLibrary(tmp_path, verify=True).close()
+    rng = np.random.default_rng(0)
+    for place in (first, len(whole) - 1, *rng.integers(first, len(whole), 60)):
+        changed = bytearray(whole)
+        changed[place] ^= 1 << rng.integers(8)
+        path.write_bytes(changed)
+        with pytest.raises(LibraryError, match="are not those that the model was exported with: they are damaged") as e:
+            ModelLibrary(tmp_path, verify=True)
+        assert e.value.kind == "file"
+    signs = bytearray(whole)  # what changes in two words is not made up for in the hash
+    for place in (first + 64 + 7, first + 64 + 7 + 64):
+        signs[place] ^= 0x80
+    path.write_bytes(signs)
+    with pytest.raises(LibraryError, match="are damaged"):
+        ModelLibrary(tmp_path, verify=True)
+    ModelLibrary(tmp_path).close()
+
+
+def test_the_hash_is_the_files(tmp_path: Path) -> None:
+    model, weights = sample()
+    plan = plan_weights(model.weights)
+    plan.write(tmp_path / "file", weights)
+    data = (tmp_path / "file").read_bytes()[plan.placed.first :]
+    prime, ones = 0x100000001B3, (1 << 64) - 1
+    lanes = [0xCBF29CE484222325] * 8
+    for k, word in enumerate(np.frombuffer(data, "<u8")):
+        h = (lanes[k % 8] ^ int(word)) * prime & ones
+        lanes[k % 8] = h ^ h >> 32
+    wanted = len(data)
+    for lane in lanes:
+        wanted = (wanted ^ lane) * prime & ones
+        wanted ^= wanted >> 32
+    assert data_hash(tmp_path / "file", plan.placed) == wanted

@@ -5,8 +5,9 @@ Functions return and name things as those of ``kinds.py`` do.
 
 from __future__ import annotations
 
-from .codes import CODES, SAY
-from .constants import Constants
+from ..codes import CODES, SAY
+from ..constants import Constants
+from ..routine import Routine
 
 
 def layouts_text(constants: Constants) -> str:
@@ -106,60 +107,7 @@ fine:
 def data_text(constants: Constants) -> str:
     """``@check_data`` and ``@check_apart``: where one tensor lies."""
     t = constants.text
-    return f"""
-; Bytes from the first element of a tensor to the end of its last; -1 where that has more than 63 bits.
-define internal i64 @extent_of(ptr %spec, ptr %values) {{
-entry:
-  %rank.at = getelementptr inbounds %Spec, ptr %spec, i32 0, i32 1
-  %rank32 = load i32, ptr %rank.at
-  %rank = zext i32 %rank32 to i64
-  %bytes.at = getelementptr inbounds %Spec, ptr %spec, i32 0, i32 3
-  %bytes = load i64, ptr %bytes.at
-  %first.at = getelementptr inbounds %Spec, ptr %spec, i32 0, i32 4
-  %first = load i64, ptr %first.at
-  %extents = getelementptr inbounds i64, ptr %values, i64 %first
-  %strides = getelementptr inbounds i64, ptr %extents, i64 %rank
-  br label %each
-each:
-  %i = phi i64 [ 0, %entry ], [ %i.next, %add ]
-  %last = phi i64 [ 0, %entry ], [ %last.next, %add ]
-  %over = phi i1 [ false, %entry ], [ %over.next, %add ]
-  %more = icmp ult i64 %i, %rank
-  br i1 %more, label %one, label %all
-one:
-  %count.at = getelementptr inbounds i64, ptr %extents, i64 %i
-  %count = load i64, ptr %count.at
-  %none = icmp eq i64 %count, 0
-  br i1 %none, label %empty, label %add
-add:
-  %stride.at = getelementptr inbounds i64, ptr %strides, i64 %i
-  %stride = load i64, ptr %stride.at
-  %most = sub i64 %count, 1
-  %product = call {{ i64, i1 }} @llvm.smul.with.overflow.i64(i64 %most, i64 %stride)
-  %reach = extractvalue {{ i64, i1 }} %product, 0
-  %over.a = extractvalue {{ i64, i1 }} %product, 1
-  %sum = call {{ i64, i1 }} @llvm.sadd.with.overflow.i64(i64 %last, i64 %reach)
-  %last.next = extractvalue {{ i64, i1 }} %sum, 0
-  %over.b = extractvalue {{ i64, i1 }} %sum, 1
-  %over.ab = or i1 %over.a, %over.b
-  %over.next = or i1 %over, %over.ab
-  %i.next = add i64 %i, 1
-  br label %each
-empty:
-  ret i64 0
-all:
-  %count.all = call {{ i64, i1 }} @llvm.sadd.with.overflow.i64(i64 %last, i64 1)
-  %elements = extractvalue {{ i64, i1 }} %count.all, 0
-  %over.c = extractvalue {{ i64, i1 }} %count.all, 1
-  %whole = call {{ i64, i1 }} @llvm.smul.with.overflow.i64(i64 %elements, i64 %bytes)
-  %extent = extractvalue {{ i64, i1 }} %whole, 0
-  %over.d = extractvalue {{ i64, i1 }} %whole, 1
-  %over.cd = or i1 %over.c, %over.d
-  %over.all = or i1 %over, %over.cd
-  %result = select i1 %over.all, i64 -1, i64 %extent
-  ret i64 %result
-}}
-
+    checked = f"""
 ; The data of a tensor: where they are goes to "address", where they end to "end".
 define internal i32 @check_data(ptr %text, ptr %f, ptr %which, i64 %k, ptr %spec, ptr %tensor, ptr %values,
                                 ptr %address, ptr %end) {{
@@ -205,40 +153,61 @@ odd:
 fine:
   ret i32 0
 }}
-
-; That result "k" shares no memory with "count" inputs or results, whose addresses and ends are told.
-define internal i32 @check_apart(ptr %text, ptr %f, i64 %k, ptr %spec, ptr %start, ptr %stop, ptr %which, i64 %count,
-                                 ptr %specs, ptr %addresses, ptr %ends) {{
-entry:
-  %f.name = load ptr, ptr %f
-  %name = load ptr, ptr %spec
-  %empty = icmp eq ptr %start, %stop
-  br i1 %empty, label %done, label %each
-each:
-  %i = phi i64 [ 0, %entry ], [ %i.next, %next ]
-  %more = icmp ult i64 %i, %count
-  br i1 %more, label %one, label %done
-one:
-  %address.at = getelementptr inbounds ptr, ptr %addresses, i64 %i
-  %address = load ptr, ptr %address.at
-  %end.at = getelementptr inbounds ptr, ptr %ends, i64 %i
-  %end = load ptr, ptr %end.at
-  %before = icmp ult ptr %start, %end
-  %behind = icmp ult ptr %address, %stop
-  %both = and i1 %before, %behind
-  %some = icmp ne ptr %address, %end
-  %touch = and i1 %both, %some
-  br i1 %touch, label %shared, label %next
-next:
-  %i.next = add i64 %i, 1
-  br label %each
-shared:
-  %other.spec = getelementptr inbounds %Spec, ptr %specs, i64 %i
-  %other = load ptr, ptr %other.spec
-  %a = {SAY} {t("%s: result %lld (%s) shares memory with %s %lld (%s)")}, ptr %f.name, i64 %k, ptr %name, ptr %which,
-      i64 %i, ptr %other)
-  ret i32 {CODES["tensor"]}
-done:
-  ret i32 0
-}}
 """
+    return _extent_of() + checked + _check_apart(constants)
+
+
+def _extent_of() -> str:
+    r = Routine()
+    rank = r.value(f"zext i32 {r.load('i32', '%Spec', '%spec', 1)} to i64")
+    nbytes, first = r.load("i64", "%Spec", "%spec", 3), r.load("i64", "%Spec", "%spec", 4)
+    extents = r.item("i64", "%values", first)
+    strides = r.item("i64", extents, rank)
+    last, over = r.value("alloca i64"), r.value("alloca i1")
+    r.line(f"store i64 0, ptr {last}")
+    r.line(f"store i1 false, ptr {over}")
+
+    def grown(step: str, by: str, to: str) -> str:
+        both = r.value(f"call {{ i64, i1 }} @llvm.{step}.with.overflow.i64(i64 {by}, i64 {to})")
+        wrong = r.value(f"extractvalue {{ i64, i1 }} {both}, 1")
+        so_far = r.value(f"load i1, ptr {over}")
+        r.line(f"store i1 {r.value(f'or i1 {so_far}, {wrong}')}, ptr {over}")
+        return r.value(f"extractvalue {{ i64, i1 }} {both}, 0")
+
+    with r.each(rank, "dim") as k:
+        count, stride = r.load("i64", "i64", extents, k), r.load("i64", "i64", strides, k)
+        with r.when(r.value(f"icmp eq i64 {count}, 0"), "empty"):
+            r.line("ret i64 0")
+        reach = grown("smul", r.value(f"sub i64 {count}, 1"), stride)
+        r.line(f"store i64 {grown('sadd', r.value(f'load i64, ptr {last}'), reach)}, ptr {last}")
+    elements = grown("sadd", r.value(f"load i64, ptr {last}"), "1")
+    extent = grown("smul", elements, nbytes)
+    wrong = r.value(f"load i1, ptr {over}")
+    r.line(f"ret i64 {r.value(f'select i1 {wrong}, i64 -1, i64 {extent}')}")
+    return r.text(
+        "\n; Bytes from the first element of a tensor to the end of its last; -1 where that has more than 63 bits.\n"
+        "define internal i64 @extent_of(ptr %spec, ptr %values)"
+    )
+
+
+def _check_apart(constants: Constants) -> str:
+    t, r = constants.text, Routine()
+    function, name = r.value("load ptr, ptr %f"), r.value("load ptr, ptr %spec")
+    with r.when(r.value("icmp eq ptr %start, %stop"), "empty"):
+        r.line("ret i32 0")
+    with r.each("%count", "other") as k:
+        address, end = r.load("ptr", "ptr", "%addresses", k), r.load("ptr", "ptr", "%ends", k)
+        before, behind = r.value(f"icmp ult ptr %start, {end}"), r.value(f"icmp ult ptr {address}, %stop")
+        some = r.value(f"icmp ne ptr {address}, {end}")
+        touch = r.value(f"and i1 {r.value(f'and i1 {before}, {behind}')}, {some}")
+        with r.when(touch, "shared"):
+            other = r.load("ptr", "%Spec", r.item("%Spec", "%specs", k), 0)
+            told = t("%s: result %lld (%s) shares memory with %s %lld (%s)")
+            r.value(f"{SAY} {told}, ptr {function}, i64 %k, ptr {name}, ptr %which, i64 {k}, ptr {other})")
+            r.line(f"ret i32 {CODES['tensor']}")
+    r.line("ret i32 0")
+    return r.text(
+        '\n; That result "k" shares no memory with "count" inputs or results, whose addresses and ends are told.\n'
+        "define internal i32 @check_apart(ptr %text, ptr %f, i64 %k, ptr %spec, ptr %start, ptr %stop, ptr %which,\n"
+        "                                 i64 %count, ptr %specs, ptr %addresses, ptr %ends)"
+    )

@@ -1,0 +1,1 @@
+"""What is checked of a call before anything runs, in LLVM IR."""
