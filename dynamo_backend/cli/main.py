@@ -13,6 +13,7 @@ COMMANDS = {
     "demo": ("demo.command", "Train a small GPT through the backend, sample from it, compare with eager."),
     "info": ("cli.info", "Versions, targets, compilers found, the cache folder and what it holds."),
     "doctor": ("doctor.command", "Check this machine: does it compile, launch, agree with eager; how to mend it."),
+    "conformance": ("conformance.command", "Check any backend of torch.compile against eager, in small programs."),
     "export": ("cli.export", "Write a program of torch.export as a library that runs without Python and torch."),
     "cache": ("cli.cache", "List or clear the disk cache."),
     "tune": ("cli.tune", "What tuning has measured: show, list, share, verify, clear; train the cost model."),

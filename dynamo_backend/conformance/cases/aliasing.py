@@ -108,19 +108,6 @@ def overlapping_inputs(subject: Subject) -> None:
     subject.agrees(f, overlapping)
 
 
-@case("A function that was compiled for inputs apart is called with inputs that overlap.", "The guard is missing.")
-def inputs_that_overlap_later(subject: Subject) -> None:
-    def f(a: Tensor, b: Tensor) -> Tensor:
-        a.add_(1)
-        return a * b
-
-    def overlapping() -> tuple[Tensor, Tensor]:
-        base = torch.randn(6)
-        return base[:4], base[2:]
-
-    subject.agrees(f, lambda: (torch.randn(4), torch.randn(4)), overlapping)
-
-
 @case("A written input that is returned is another tensor.", "In-place methods return their own tensor.")
 def written_input_is_returned(subject: Subject) -> None:
     subject.agrees(lambda x: (x.add_(1), x[0]), lambda: (torch.randn(3, 2),))

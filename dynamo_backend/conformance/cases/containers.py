@@ -94,7 +94,9 @@ def objects_as_results(subject: Subject) -> None:
 
 @case("A result that depends on no input is made once, and shared.", "Writing to it changes the next call's.")
 def constants_are_fresh(subject: Subject) -> None:
-    compiled = subject.compile(lambda x: (x + 1, torch.zeros(3), torch.arange(3), torch.tensor([1.0, 2.0])), fullgraph=True)
+    compiled = subject.compile(
+        lambda x: (x + 1, torch.zeros(3), torch.arange(3), torch.tensor([1.0, 2.0])), fullgraph=True
+    )
     x = torch.randn(3)
     first = compiled(x)
     for t in first[1:]:
@@ -110,6 +112,12 @@ def tensors_made_inside(subject: Subject) -> None:
     def f(x: Tensor) -> tuple[Tensor, ...]:
         n = x.shape[-1]
         mask = torch.ones(n, n).tril().bool()
-        return x * torch.arange(n), torch.where(mask, x, 0.0), torch.full((2,), 7), torch.eye(n) + x, torch.tensor(3) * x
+        return (
+            x * torch.arange(n),
+            torch.where(mask, x, 0.0),
+            torch.full((2,), 7),
+            torch.eye(n) + x,
+            torch.tensor(3) * x,
+        )
 
     subject.agrees(f, lambda: (torch.randn(4),))

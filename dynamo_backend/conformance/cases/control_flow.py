@@ -32,7 +32,9 @@ def loop(subject: Subject) -> None:
     def f(n: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         return while_loop(lambda i, t: i > 0, lambda i, t: (i - 1, t * 2 + 1), (n, x))  # type: ignore[no-any-return]
 
-    subject.agrees(f, *[lambda n=n: (torch.tensor(n), torch.randn(3)) for n in (3, 0, 1, 7)], leave_out=["shared", "same"])
+    subject.agrees(
+        f, *[lambda n=n: (torch.tensor(n), torch.randn(3)) for n in (3, 0, 1, 7)], leave_out=["shared", "same"]
+    )
 
 
 @case("Graphs around a break disagree about what goes between.", "A print in a model breaks its graph.")

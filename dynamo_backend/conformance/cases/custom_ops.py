@@ -10,7 +10,6 @@ from ..kit.subject import Subject
 from ..kit import ops
 
 
-
 @case("An op of the user's breaks the graph, or is not called.", "Extensions in C++ are such ops.")
 def functional_op(subject: Subject) -> None:
     ops.register()

@@ -61,10 +61,11 @@ def written_strided_input(subject: Subject) -> None:
 
 @case("A statistic of a module is not updated, or twice.", "Batch norms evaluate with wrong statistics.")
 def running_statistics(subject: Subject) -> None:
+    # Eager writes statistics without telling their version counters.
     def net() -> nn.Module:
         return nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU())
 
-    subject.agrees(net, lambda: (torch.randn(7, 6),), module=True, train=True)
+    subject.agrees(net, lambda: (torch.randn(7, 6),), module=True, train=True, leave_out=["written"])
 
 
 class Counting(nn.Module):
@@ -117,9 +118,7 @@ def optimizer_step(subject: Subject) -> None:
             momentum.mul_(0.9).add_(gradient)
             parameter.sub_(momentum, alpha=0.1)
 
-    subject.agrees(
-        step, lambda: (torch.randn(4, 3, requires_grad=True), torch.randn(4, 3), torch.randn(4, 3)), leave_out=()
-    )
+    subject.agrees(step, lambda: (torch.randn(4, 3, requires_grad=True), torch.randn(4, 3), torch.randn(4, 3)))
 
 
 @case("A step-by-step filled cache loses a row.", "Generated text goes wrong after some tokens.")

@@ -120,7 +120,7 @@ def parameter_as_argument(subject: Subject) -> None:
     )
 
 
-class Counted(TorchFunctionMode):
+class CosIsSin(TorchFunctionMode):
     """Counts functions, and changes one: cos is sin."""
 
     count = 0
@@ -135,7 +135,7 @@ def function_mode(subject: Subject) -> None:
     compiled, x = subject.compile(lambda t: torch.cos(t) * 2), torch.randn(4)
     for inside in (False, True, False):
         if inside:
-            with Counted():
+            with CosIsSin():
                 got = compiled(x)
         else:
             got = compiled(x)

@@ -105,7 +105,9 @@ def observe(
 
     ``state`` are tensors that the function reaches beside its arguments, by name.
     """
-    given = {f"argument {i}": a for i, a in enumerate(tree_flatten(arguments)[0]) if isinstance(a, Tensor)} | dict(state)
+    given = {f"argument {i}": a for i, a in enumerate(tree_flatten(arguments)[0]) if isinstance(a, Tensor)} | dict(
+        state
+    )
     versions = {name: version_of(t) for name, t in given.items()}
     settings, states = settings_now(), random_states()
     result = function(*arguments)

@@ -49,7 +49,10 @@ def register() -> None:
     for name, fake in fakes.items():
         torch.library.register_fake(f"mlc_conformance::{name}", fake, lib=library)
     torch.library.register_autograd(
-        "mlc_conformance::twice", lambda ctx, gradient: gradient * 2, lib=library, setup_context=lambda ctx, inputs, output: None
+        "mlc_conformance::twice",
+        lambda ctx, gradient: gradient * 2,
+        lib=library,
+        setup_context=lambda ctx, inputs, output: None,
     )
     _LIBRARIES.append(library)  # it takes its ops with it when it dies
 
