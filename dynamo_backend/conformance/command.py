@@ -31,7 +31,7 @@ def _object(text: str | None, option: str) -> dict[str, Any] | None:
 @click.command()
 @click.option("--backend", default="mlc", show_default=True, help="Its name, or package.module:function.")
 @click.option("--backend-options", metavar="JSON", help="The options that it is given.")
-@click.option("--other-options", metavar="JSON", help="A second set, for what is asked of two sets.")
+@click.option("--other-options", metavar="JSON", help="A second set, under which half types round otherwise.")
 @click.option("--only", multiple=True, metavar="CASES", help="Run these alone: names, topics or globs.")
 @click.option("--skip", multiple=True, metavar="CASES", help="Leave these out.")
 @click.option("--json", "file", metavar="FILE", help="Write the results here.")

@@ -25,7 +25,7 @@ FLAG = "--mlc-conformance"
 SHORT = {
     "backend": dict(metavar="NAME", help="the backend: a name that torch.compile takes, or package.module:function"),
     "backend-options": dict(metavar="JSON", help="the options that it is given, as a JSON object"),
-    "conformance-other-options": dict(metavar="JSON", help="a second set of options, for what is asked of two sets"),
+    "conformance-other-options": dict(metavar="JSON", help="a second set, under which half types round otherwise"),
     "conformance-skip": dict(metavar="CASES", action="append", help="cases to leave out: names, topics or globs"),
     "conformance-xfail": dict(
         metavar="CASES=REASON", action="append", help="cases that have to fail, and why: a fault that is known"

@@ -13,9 +13,6 @@ from ..kit.errors import Violation, expect, within
 from ..kit.subject import Subject
 from ..kit import ops
 
-PATIENCE = 60.0
-
-
 def raises(call: Any, what: str) -> BaseException:
     try:
         call()
@@ -43,7 +40,7 @@ def the_next_call_works(subject: Subject) -> None:
     compiled(table, good)
     for _ in range(3):
         raises(lambda: compiled(table, bad), "an index out of range")
-        got = within(PATIENCE, "a call after one that raised", lambda: compiled(table, good))
+        got = within(subject.patience, "a call after one that raised", lambda: compiled(table, good))
         told = unequal(got, gather(table, good))
         expect(not told, f"after an error the result {told}")
 
@@ -95,7 +92,7 @@ def error_in_the_backward(subject: Subject) -> None:
     y = compiled(x)
     y.register_hook(stop)
     raises(lambda: y.sum().backward(), "a backward whose hook raises")
-    within(PATIENCE, "a step after an error in the backward", lambda: compiled(x).sum().backward())
+    within(subject.patience, "a step after an error in the backward", lambda: compiled(x).sum().backward())
     told = unequal(x.grad, x.detach().cos() * 2) if x.grad is not None else "is None"
     expect(not told, f"after an error in the backward the gradient {told}")
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..kit.case import case
-from ..kit.errors import Violation, expect
+from ..kit.errors import NotApplicable, Violation, expect
 from ..kit.subject import Subject
 
 UNKNOWN = "no_backend_has_this_option"
@@ -36,7 +36,7 @@ def unknown_option(subject: Subject) -> None:
 @case("A mode that does not exist is ignored.", "It is how users ask for speed.")
 def unknown_mode(subject: Subject) -> None:
     if subject.options:
-        return  # torch takes one of both alone
+        raise NotApplicable("torch takes options or a mode, and options are given")
     told = refused(subject, "the mode 'fastest'", mode="fastest")
     expect("fastest" in told, f"the error does not name the mode: {told[:300]}")
 

@@ -17,17 +17,17 @@ from ..kit.compare import unequal
 from ..kit.errors import NotApplicable, Violation, expect, within
 from ..kit.subject import Subject
 
-THREADS, CALLS, PATIENCE = 4, 12, 60.0
+THREADS, CALLS = 4, 12
 
 
-def together(work: Callable[[int], str]) -> None:
+def together(subject: Subject, work: Callable[[int], str]) -> None:
     """``work`` on several threads at once, which begin together. Each tells what is wrong, or ""."""
     told: list[str] = []
     gate = threading.Barrier(THREADS)
 
     def body(number: int) -> None:
         try:
-            gate.wait(PATIENCE)
+            gate.wait(subject.patience)
             told.append(work(number))
         except BaseException as error:
             told.append(f"raised {type(error).__name__}: {error}")
@@ -35,10 +35,10 @@ def together(work: Callable[[int], str]) -> None:
     threads = [threading.Thread(target=body, args=(n,), daemon=True) for n in range(THREADS)]
     for t in threads:
         t.start()
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + subject.patience
     for t in threads:
         t.join(max(0.0, end - time.monotonic()))
-    expect(len(told) == THREADS, f"{THREADS - len(told)} of {THREADS} threads did not end in {PATIENCE:g} s")
+    expect(len(told) == THREADS, f"{THREADS - len(told)} of {THREADS} threads did not end in {subject.patience:g} s")
     expect(not any(told), next((t for t in told if t), ""))
 
 
@@ -62,12 +62,12 @@ def compared(compiled: Callable[..., Tensor], rows: Callable[[int, int], int]) -
 def one_function_in_many_threads(subject: Subject) -> None:
     compiled = subject.compile(work, fullgraph=True)
     compiled(torch.randn(16, 40))
-    together(compared(compiled, lambda number, i: 16))
+    together(subject, compared(compiled, lambda number, i: 16))
 
 
 @case("Threads that meet new sizes compile at once, and wrongly.", "The first requests of a server come together.")
 def compiling_in_many_threads(subject: Subject) -> None:
-    together(compared(subject.compile(work, dynamic=False), lambda number, i: 8 + number % 2))
+    together(subject, compared(subject.compile(work, dynamic=False), lambda number, i: 8 + number % 2))
 
 
 @case("Threads of symbolic sizes read one another's sizes.", "Arenas and sizes are kept between calls.")
@@ -75,7 +75,7 @@ def sizes_in_many_threads(subject: Subject) -> None:
     compiled = subject.compile(work, dynamic=True, fullgraph=True)
     for n in (7, 9):
         compiled(torch.randn(n, 40))
-    together(compared(compiled, lambda number, i: 5 + number * 3 + i))
+    together(subject, compared(compiled, lambda number, i: 5 + number * 3 + i))
 
 
 @case("Threads that train one function mix what they saved.", "Data-parallel threads share a module.")
@@ -94,7 +94,7 @@ def training_in_many_threads(subject: Subject) -> None:
                 return f"thread {number}, call {i}: the gradient {told}"
         return ""
 
-    together(body)
+    together(subject, body)
 
 
 @case("The grad mode of one thread holds for another.", "It is each thread's own.")
@@ -110,19 +110,19 @@ def modes_are_each_threads(subject: Subject) -> None:
                 return f"a result {'needs' if needs else 'needs no'} gradient in a thread where grad mode is the other"
         return ""
 
-    together(body)
+    together(subject, body)
 
 
 @case("A function that was compiled elsewhere does not run in a new thread.", "State is kept for one thread alone.")
 def another_thread(subject: Subject) -> None:
     compiled = subject.compile(work, fullgraph=True)
     x = torch.randn(8, 40)
-    first = within(PATIENCE, "compiling in a thread", lambda: compiled(x))
-    told = unequal(compiled(x), first) or unequal(within(PATIENCE, "a call in a thread", lambda: compiled(x)), first)
+    first = within(subject.patience, "compiling in a thread", lambda: compiled(x))
+    told = unequal(compiled(x), first) or unequal(within(subject.patience, "a call in a thread", lambda: compiled(x)), first)
     expect(not told, f"the result of another thread {told}")
 
 
-def in_a_fork(run: Callable[[], str]) -> None:
+def in_a_fork(subject: Subject, run: Callable[[], str]) -> None:
     """``run`` in a child of this process, with one thread as workers of data loaders have. It tells what is wrong."""
     if not hasattr(os, "fork"):
         raise NotApplicable("this system has no fork")
@@ -140,13 +140,13 @@ def in_a_fork(run: Callable[[], str]) -> None:
             os.write(writing, pickle.dumps(told[:2000]))
             os._exit(0)
     os.close(writing)
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + subject.patience
     while os.waitpid(child, os.WNOHANG)[0] == 0:
         if time.monotonic() > end:
             os.kill(child, 9)
             os.waitpid(child, 0)
             os.close(reading)
-            raise Violation(f"a forked child did not end in {PATIENCE:g} s")
+            raise Violation(f"a forked child did not end in {subject.patience:g} s")
         time.sleep(0.02)
     with os.fdopen(reading, "rb") as pipe:
         answer = pipe.read()
@@ -161,7 +161,7 @@ def forked_child_calls(subject: Subject) -> None:
     big = torch.randn(600, 40)
     wanted = work(big)
     compiled(big)
-    in_a_fork(lambda: told if (told := unequal(compiled(big), wanted, 10)) else "")
+    in_a_fork(subject, lambda: told if (told := unequal(compiled(big), wanted, 10)) else "")
 
 
 @case("A child that was forked cannot compile.", "Workers of data loaders meet new sizes.")
@@ -170,7 +170,7 @@ def forked_child_compiles(subject: Subject) -> None:
     compiled(torch.randn(9, 40))
     x = torch.randn(11, 40)
     wanted = work(x)
-    in_a_fork(lambda: told if (told := unequal(compiled(x), wanted, 10)) else "")
+    in_a_fork(subject, lambda: told if (told := unequal(compiled(x), wanted, 10)) else "")
 
 
 @case("A child that was forked draws the numbers of its parent.", "All workers augment alike after their seeds.")
@@ -189,7 +189,7 @@ def forked_child_draws_by_its_seed(subject: Subject) -> None:
             return "a child with seed 2 draws the numbers of seed 1"
         return "" if torch.equal(mine, second) else "a child with seed 2 draws other numbers than its parent with it"
 
-    in_a_fork(run)
+    in_a_fork(subject, run)
 
 
 @case("A module trained in threads of a pool loses gradients.", "Backward runs on whatever thread calls it.")
@@ -197,6 +197,6 @@ def backward_in_another_thread(subject: Subject) -> None:
     net = nn.Linear(3, 2)
     compiled: Any = subject.compile(net)
     y = compiled(torch.ones(4, 3)).sum()
-    within(PATIENCE, "a backward in a thread", y.backward)
+    within(subject.patience, "a backward in a thread", y.backward)
     bias = net.bias.grad
     expect(bias is not None and torch.equal(bias, torch.full((2,), 4.0)), f"the gradient is {bias}")

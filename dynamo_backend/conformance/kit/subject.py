@@ -27,12 +27,14 @@ class UnknownBackendError(ValueError):
 class Subject:
     """A backend: a name that `torch.compile` takes, or ``package.module:function``; the options that it is given.
 
-    ``other_options`` are a second set, for what is asked of two sets in one process. Raises UnknownBackendError.
+    ``other_options`` are a second set, under which half types round otherwise. ``patience`` are the seconds after which
+    a call hangs. Raises UnknownBackendError.
     """
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
     other_options: Mapping[str, Any] | None = None
+    patience: float = 60.0
 
     def __post_init__(self) -> None:
         if not callable(self.backend) and self.name not in torch._dynamo.list_backends(exclude_tags=()):
