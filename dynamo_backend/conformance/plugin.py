@@ -7,6 +7,7 @@ flag alone, and left to whoever else has options of these names.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib
 import json
@@ -62,7 +63,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Pa
     if early_config.known_args_namespace.mlc_conformance:
         group = parser.getgroup("mlc-conformance")
         for short, how in SHORT.items():
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, argparse.ArgumentError):
                 group.addoption(f"--{short}", dest=f"mlc_short_{_dest(short)}", **how)
 
 
@@ -214,9 +215,13 @@ class CaseItem(pytest.Item):
         if verdict.status == "skipped":
             pytest.skip(verdict.told)
         if verdict.status == "failed":
-            raise CaseFailed(
-                f"{verdict.told}\n  the trap: {self.case.trap}\n  why it matters: {self.case.why}\n{verdict.details}".rstrip()
-            )
+            lines = [
+                verdict.told,
+                f"  the trap: {self.case.trap}",
+                f"  why it matters: {self.case.why}",
+                verdict.details,
+            ]
+            raise CaseFailed("\n".join(filter(None, lines)))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         if isinstance(excinfo.value, CaseFailed):

@@ -127,7 +127,9 @@ def beyond_the_limit(subject: Subject) -> None:
 @case("Options of one function are used for another.", "A cache's key lacks them.")
 def two_sets_of_options(subject: Subject) -> None:
     if subject.other_options is None:
-        raise NotApplicable("asks for a second set, under which half types round otherwise: --conformance-other-options")
+        raise NotApplicable(
+            "asks for a second set, under which half types round otherwise: --conformance-other-options"
+        )
     x = torch.randn(64, 64).bfloat16()
 
     def f(t: Tensor) -> Tensor:

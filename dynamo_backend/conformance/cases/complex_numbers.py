@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from ..kit.case import case
-from ..kit.errors import expect
 from ..kit.compare import unequal
+from ..kit.errors import expect
 from ..kit.subject import Subject
 
 

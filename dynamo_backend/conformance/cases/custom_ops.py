@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..kit import ops
 from ..kit.case import case
 from ..kit.subject import Subject
-from ..kit import ops
 
 
 @case("An op of the user's breaks the graph, or is not called.", "Extensions in C++ are such ops.")

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..kit import ops
 from ..kit.case import case
 from ..kit.compare import unequal
 from ..kit.errors import Violation, expect, within
 from ..kit.subject import Subject
-from ..kit import ops
+
 
 def raises(call: Any, what: str) -> BaseException:
     try:

@@ -72,7 +72,8 @@ def nan_goes_through(subject: Subject) -> None:
     def f(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         return (
             torch.relu(x), torch.maximum(x, y), x.clamp(-1, 1), x.max(), x.amin(), x * 0, torch.sign(x), x == x,
-            torch.where(x > 0, x, y), x.sum(), torch.fmax(x, y), x.argmax(), torch.nn.functional.gelu(x), x.sort().values,
+            torch.where(x > 0, x, y), x.sum(), torch.fmax(x, y), x.argmax(), torch.nn.functional.gelu(x),
+            x.sort().values,
         )  # fmt: skip
 
     subject.agrees(f, lambda: (torch.tensor([1.0, nan, -2.0, 0.0]), torch.tensor([nan, 1.0, 3.0, nan])))

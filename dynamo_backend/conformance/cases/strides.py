@@ -82,7 +82,7 @@ def channels_last(subject: Subject) -> None:
         )
 
     make = lambda: (torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last),)  # noqa: E731
-    subject.agrees(net, make, module=True, train=True, loose=10, leave_out=["written"])
+    subject.agrees(net, make, module=True, train=True, loose=100, leave_out=["written"])
 
 
 @case("A result has other strides than in eager.", "as_strided, view and CUDA libraries behind it break.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -44,11 +45,9 @@ class Pair(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        sides = [
-            func(*tree_map_only(Pair, lambda p: getattr(p, side), args), **tree_map_only(
-                Pair, lambda p: getattr(p, side), kwargs or {}))
-            for side in ("first", "second")
-        ]  # fmt: skip
+        sides = []
+        for take in (attrgetter("first"), attrgetter("second")):
+            sides.append(func(*tree_map_only(Pair, take, args), **tree_map_only(Pair, take, kwargs or {})))
         if not isinstance(sides[0], Tensor):
             return sides[0]
         return return_and_correct_aliasing(func, args, kwargs or {}, Pair(*sides))

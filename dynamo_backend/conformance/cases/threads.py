@@ -118,7 +118,9 @@ def another_thread(subject: Subject) -> None:
     compiled = subject.compile(work, fullgraph=True)
     x = torch.randn(8, 40)
     first = within(subject.patience, "compiling in a thread", lambda: compiled(x))
-    told = unequal(compiled(x), first) or unequal(within(subject.patience, "a call in a thread", lambda: compiled(x)), first)
+    told = unequal(compiled(x), first) or unequal(
+        within(subject.patience, "a call in a thread", lambda: compiled(x)), first
+    )
     expect(not told, f"the result of another thread {told}")
 
 
@@ -157,6 +159,7 @@ def in_a_fork(subject: Subject, run: Callable[[], str]) -> None:
 
 @case("A child that was forked hangs in what its parent compiled.", "Threads and locks of the parent are not there.")
 def forked_child_calls(subject: Subject) -> None:
+    torch.set_num_threads(1)  # as in the child, which would compile anew otherwise
     compiled = subject.compile(work, dynamic=False)
     big = torch.randn(600, 40)
     wanted = work(big)
@@ -175,6 +178,7 @@ def forked_child_compiles(subject: Subject) -> None:
 
 @case("A child that was forked draws the numbers of its parent.", "All workers augment alike after their seeds.")
 def forked_child_draws_by_its_seed(subject: Subject) -> None:
+    torch.set_num_threads(1)
     compiled = subject.compile(lambda x: torch.rand_like(x))
     x = torch.ones(50)
     torch.manual_seed(1)

@@ -36,7 +36,8 @@ def differences(ours: Observation, eager: Observation, leave_out: frozenset[str]
     if "written" not in leave_out:
         for name, written in eager.written.items():
             if ours.written[name] != written:
-                yield f"the version counter of {name} {'moved' if ours.written[name] else 'did not move'}, unlike eager's"
+                moved = "moved" if ours.written[name] else "did not move"
+                yield f"the version counter of {name} {moved}, unlike eager's"
     if "shared" not in leave_out and ours.shared != eager.shared:
         for names in sorted(map(sorted, ours.shared - eager.shared)):
             yield f"{' and '.join(names)} share memory, which they do not so in eager"

@@ -22,7 +22,7 @@ def expect(holds: bool, told: str) -> None:
 
 
 def within(seconds: float, what: str, run: Callable[[], Any]) -> Any:
-    """What ``run`` returns on a thread of its own. Raises Violation where it does not end in time, and what it raises."""
+    """What ``run`` returns, or raises, on a thread of its own. Raises Violation where it does not end in time."""
     result: list[Any] = []
     raised: list[BaseException] = []
 

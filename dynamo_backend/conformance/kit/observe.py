@@ -130,9 +130,7 @@ def observe(
     observed.same = {name: first.setdefault(id(t), name) for name, t in everything.items()}
     if backward is not None:
         backward([t for t in tensors.values() if t.requires_grad])
-        observed.gradients = {
-            name: None if t.grad is None else seen(t.grad) for name, t in given.items() if t.is_leaf
-        }
+        observed.gradients = {name: None if t.grad is None else seen(t.grad) for name, t in given.items() if t.is_leaf}
     observed.written = {name: version_of(t) != versions[name] for name, t in given.items()}
     observed.afterwards = {name: seen(t) for name, t in given.items()}
     observed.kept = list(tensors.items())

@@ -305,7 +305,12 @@ def draws_again_in_the_backward(gm: fx.GraphModule, inputs: Sequence[Any], **_: 
 
     def backward(graph: fx.GraphModule, _: Sequence[Any]) -> Run:
         def run(*arguments: Any) -> Any:
-            return graph(*(torch.rand(a.shape) > 0.4 if isinstance(a, Tensor) and a.dtype == torch.bool else a for a in arguments))
+            return graph(
+                *(
+                    torch.rand(a.shape) > 0.4 if isinstance(a, Tensor) and a.dtype == torch.bool else a
+                    for a in arguments
+                )
+            )
 
         return run
 
@@ -401,7 +406,9 @@ def writes_before_it_checks(gm: fx.GraphModule, inputs: Sequence[Any]) -> Run:
     """An input that it will write is zero while it works."""
 
     def run(compiled: Run, arguments: list[Any]) -> Any:
-        kept = [(a, a.clone()) for a in arguments if isinstance(a, Tensor) and a.is_floating_point() and not a.requires_grad]
+        kept = [
+            (a, a.clone()) for a in arguments if isinstance(a, Tensor) and a.is_floating_point() and not a.requires_grad
+        ]
         try:
             return compiled(*arguments)
         except Exception:
