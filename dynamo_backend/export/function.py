@@ -12,7 +12,7 @@ from ...codegen.host.bind_sizes import bind_sizes
 from ...codegen.host.build import build_host_program
 from ...codegen.host.export.emit import ExportedHost, emit_export, plan_export
 from ...codegen.host.export.results import copied, row_major
-from ...codegen.host.steps.lines import with_lines
+from ...codegen.host.steps.lines import ALL, with_lines
 from ...codegen.host.steps.program import HostProgram
 from ...codegen.kernel import KernelSource
 from ...ir.errors import MlcError
@@ -88,7 +88,7 @@ class Built:
             host = emit_export(self.host, entry, inputs=program.inputs, weights=weights, sizes=sizes)
         except MlcError as error:
             raise ExportError(f"{program.name} cannot be exported: {error}") from error
-        host = replace(host, launches=tuple(with_lines(line, self.lines) for line in host.launches))
+        host = replace(host, launches=tuple(with_lines(line, self.lines, ALL) for line in host.launches))
         kinds = {i.name: i.type for i in self.graph.inputs if isinstance(i, Input)}
         seen = self.sizes.seen
         inputs = tuple(
