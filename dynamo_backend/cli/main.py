@@ -17,6 +17,7 @@ COMMANDS = {
     "export": ("cli.export", "Write a program of torch.export as a library that runs without Python and torch."),
     "cache": ("cli.cache", "List or clear the disk cache."),
     "tune": ("cli.tune", "What tuning has measured: show, list, share, verify, clear; train the cost model."),
+    "docs": ("cli.docs", "The pages about torch-mlc: list them, print one."),
     "options": ("cli.options", "Every setting, its value here and where that comes from."),
 }
 

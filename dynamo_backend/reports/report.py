@@ -341,9 +341,9 @@ class GraphReport:
         told += [f"  {k.name} is scheduled {k.chosen}" for k in self.kernels if k.chosen not in ("", "by default")]
         notes = together(((k.name, note) for k in self.kernels for note in k.notes), _NAMED)
         told += [f"  not left to a library: {line}" for line in notes]
-        return told + [
-            f"  left to a library: {line}" for line in together(((c.op, c.reason) for c in self.libraries), 1)
-        ]
+        # Behind the bracket stands what is so of one call alone; ``libraries`` have it.
+        left = together(((c.op, c.reason.partition(" (")[0]) for c in self.libraries), _NAMED)
+        return told + [f"  left to a library: {line}" for line in left]
 
     def _resource_lines(self) -> list[str]:
         """What the kernels take of a GPU, as their machine code says."""
