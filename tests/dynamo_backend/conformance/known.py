@@ -12,4 +12,13 @@ KNOWN: dict[str, dict[str, str]] = {
         "mutation::written_after_it_was_read": "its backward reads the input anew, after it was written",
         "subclasses::logging_subclass": "a check of torch's own, which it turns on, refuses subclasses",
     },
+    "inductor": {
+        "mutation::swapped_inputs": "both inputs end as one",
+        "mutation::written_after_it_was_read": "its backward reads the input anew, after it was written",
+        "numbers::nan_goes_through": "x * 0 is 0, whatever x is",
+        "numbers::infinities": "x * 0 is 0, whatever x is",
+        "complex_numbers::negative_input": "reads the memory of a negative view as it stands",
+        "autograd::forward_mode": "gives no derivative in forward mode, and no error",
+        "settings::deterministic_fill": "leaves new memory as it is",
+    },
 }
