@@ -321,22 +321,22 @@ class GraphReport:
         if not (self.kernels or self.libraries):
             return ["  nothing runs"]
         times = {name: calls * p.seconds for name, calls, p in run.kernels}
-        rows = [
-            CostRow(
-                k.name, k.calls, k.traffic and k.traffic.moved * k.calls, k.traffic and k.traffic.least * k.calls,
-                k.traffic and k.traffic.operations * k.calls, times.get(k.name), k.rule or "ATen", k.workload[:SHORT],
-                k.lines or k.ops,
+        rows = []
+        for k in self.kernels:
+            t = k.traffic
+            counts = (t.moved * k.calls, t.least * k.calls, t.operations * k.calls) if t else (None, None, None)
+            seconds = times.get(k.name)
+            rows.append(
+                CostRow(k.name, k.calls, *counts, seconds, k.rule or "ATen", k.workload[:SHORT], k.lines or k.ops)
             )
-            for k in self.kernels
-        ]  # fmt: skip
         by_op: dict[str, list[LibraryReport]] = {}
         for c in self.libraries:
             by_op.setdefault(c.op, []).append(c)
         for op, calls in by_op.items():
             known = [c.seconds for c in calls if c.seconds is not None]
             lines = tuple(dict.fromkeys(line for c in calls for line in c.lines))
-            moved, seconds = sum(c.moved for c in calls), sum(known) if len(known) == len(calls) else None
-            rows.append(CostRow(op, sum(c.calls for c in calls), moved, seconds=seconds, rule="a library", lines=lines))
+            moved, spent = sum(c.moved for c in calls), sum(known) if len(known) == len(calls) else None
+            rows.append(CostRow(op, sum(c.calls for c in calls), moved, seconds=spent, rule="a library", lines=lines))
         told = cost_lines(rows)
         told += [f"  {k.name} is scheduled {k.chosen}" for k in self.kernels if k.chosen not in ("", "by default")]
         notes = together(((k.name, note) for k in self.kernels for note in k.notes), _NAMED)

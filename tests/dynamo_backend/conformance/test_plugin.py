@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import shutil
+import site
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,8 @@ from torch_mlc.dynamo_backend.conformance.registry import CASES
 
 PLUGIN = "torch_mlc.dynamo_backend.conformance.plugin"
 # A checkout that was installed before there was a plug-in does not have its entry point.
-INSTALLED = any(e.value == PLUGIN for e in importlib.metadata.entry_points(group="pytest11"))
+PLACES = importlib.metadata.distributions(path=site.getsitepackages())
+INSTALLED = any(e.value == PLUGIN and e.group == "pytest11" for d in PLACES for e in d.entry_points)
 
 
 def run(folder: Path, *words: str, code: int = 0, seconds: float = 300) -> str:
