@@ -104,7 +104,7 @@ def autocast_and_gradients(subject: Subject) -> None:
     def net() -> nn.Module:
         return nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 2))
 
-    class Cast(nn.Module):
+    class UnderAutocast(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.net = net()
@@ -114,7 +114,7 @@ def autocast_and_gradients(subject: Subject) -> None:
                 return self.net(x)  # type: ignore[no-any-return]
 
     # Roundings of bfloat16 add up over layers; types, shapes and None are what is asked here.
-    subject.agrees(Cast, lambda: (torch.randn(5, 6),), module=True, train=True, loose=4000)
+    subject.agrees(UnderAutocast, lambda: (torch.randn(5, 6),), module=True, train=True, loose=4000)
 
 
 @case("Deterministic mode gives other bits from call to call, or an error.", "Runs that must repeat do not.")
