@@ -13,4 +13,8 @@ for name in SUBPACKAGES:
     package_dir[f"torch_mlc.{name}"] = name
     packages += [f"torch_mlc.{name}", *(f"torch_mlc.{name}.{sub}" for sub in find_packages(name))]
 
+# The pages, for `torch-mlc docs`.
+package_dir["torch_mlc.docs"] = "docs"
+packages.append("torch_mlc.docs")
+
 setup(packages=packages, package_dir=package_dir)

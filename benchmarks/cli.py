@@ -98,7 +98,9 @@ def progress_bar(console: Console) -> Progress:
     required=True,
 )
 @click.option("--device", type=click.Choice(("cpu", "cuda")), default="cpu")
-@click.option("--peers", default="eager,inductor", callback=peers_option, help="eager, or backends of torch.compile.")
+@click.option(
+    "--peers", default="eager,mlc,inductor", callback=peers_option, help="eager, or backends of torch.compile."
+)
 @click.option("--filter", "patterns", multiple=True, help="Cases whose name contains this; may be given again.")
 @click.option("--mode", type=click.Choice((*MODES, "both")), default="both", help="Of models, compile and memory.")
 @click.option("--dtype", type=click.Choice(tuple(DTYPES)), default="float32", help="Of kernels, models and memory.")

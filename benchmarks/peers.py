@@ -77,11 +77,11 @@ def added(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]
 
 
 def parse_peers(text: str) -> tuple[Peer, ...]:
-    """Peers from ``eager,inductor``. Raises: ValueError for a name that torch.compile does not know."""
+    """Peers from ``eager,mlc,inductor``. Raises: ValueError for a name that torch.compile does not know."""
     known = [EAGER, *torch._dynamo.list_backends(exclude_tags=())]
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
-        raise ValueError(f"no peers in {text!r}; give a list such as eager,inductor")
+        raise ValueError(f"no peers in {text!r}; give a list such as eager,mlc,inductor")
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)

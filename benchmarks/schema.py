@@ -11,6 +11,8 @@ from .peers import EAGER
 from .stats import Geomean, Spread, geomean, spread
 from .steps import Progress, checked, read_json, same_run
 
+# Half an interquartile range above this share of the median is told, and left out of means.
+UNSTEADY = 1 / 3
 SCHEMA, VERSION = "torch-mlc-benchmarks", 1
 
 
@@ -33,6 +35,12 @@ class PeerResult:
     @property
     def time(self) -> Spread | None:
         return spread(self.samples) if self.samples else None
+
+    @property
+    def is_unsteady(self) -> bool:
+        """Whether half the interquartile range is above a third of the median: no time that a mean should have."""
+        time = self.time
+        return time is not None and (time.q75 - time.q25) / 2 > UNSTEADY * time.median
 
     @property
     def cost(self) -> float | None:
@@ -66,6 +74,10 @@ class CaseResult:
         ours, theirs = self.peers[peer].cost, self.peers[base].cost
         return theirs / ours if ours and theirs else None
 
+    def unsteady(self, *peers: str) -> bool:
+        """Whether the time of one of the peers varies too much to be compared."""
+        return any(name in self.peers and self.peers[name].is_unsteady for name in peers)
+
     def share(self, peer: str) -> float | None:
         """The floor as a fraction of the measured time: 1 is the machine's own rate, more means caches helped."""
         time = self.peers[peer].time if peer in self.peers else None
@@ -91,15 +103,21 @@ class Report:
         return list(dict.fromkeys(name for case in self.cases for name in case.peers))
 
     def geomeans(self) -> dict[str, Geomean]:
-        """Geometric means of the speed-ups ``peer/base`` over all cases that both ran, for base eager and inductor."""
+        """Geometric means of the speed-ups ``peer/base`` over all cases that both ran, and steadily, for base eager and
+        inductor."""
         names = self.peer_names()
         result = {}
         for base in (EAGER, "inductor"):
             for peer in names:
-                ratios = [r for case in self.cases if (r := case.ratio(peer, base)) is not None]
+                steady = [case for case in self.cases if not case.unsteady(peer, base)]
+                ratios = [r for case in steady if (r := case.ratio(peer, base)) is not None]
                 if peer != base and peer != EAGER and ratios:
                     result[f"{peer}/{base}"] = geomean(ratios)
         return result
+
+    def unsteady(self, peer: str, base: str) -> int:
+        """How many cases both ran that the means leave out."""
+        return sum(case.unsteady(peer, base) for case in self.cases if case.ratio(peer, base) is not None)
 
     def to_json(self) -> dict[str, Any]:
         body = {"schema": SCHEMA, "version": VERSION, **asdict(self), **asdict(self.progress)}

@@ -36,7 +36,8 @@ def time_text(peer: PeerResult) -> Text:
     median, q25, q75 = peer.time
     text = Text(seconds(median))
     if len(peer.samples) > 1:
-        text.append(f" ±{(q75 - q25) / 2 / median:.0%}", style="dim")
+        unsteady = peer.is_unsteady
+        text.append(f" ±{(q75 - q25) / 2 / median:.0%}{' unsteady' if unsteady else ''}", "red" if unsteady else "dim")
     return text
 
 
@@ -74,9 +75,9 @@ def timing_table(report: Report) -> Table:
         table.add_column(name, justify="right")
         table.add_column("share", justify="right")
         if name != EAGER:
-            table.add_column("÷eager", justify="right")
+            table.add_column("times eager's speed", justify="right")
             if name != "inductor" and "inductor" in names:
-                table.add_column("÷inductor", justify="right")
+                table.add_column("times Inductor's speed", justify="right")
             table.add_column("error", justify="right")
             table.add_column("kernels", justify="right")
     for case in report.cases:
@@ -100,7 +101,7 @@ def compile_table(report: Report) -> Table:
     table = Table(title=f"first call, {report.device}: fresh processes; cold = empty caches", title_style="")
     for column in ("model", "case", "mode", "peer"):
         table.add_column(column)
-    for column in ("total", "÷inductor", *PHASES, "kernels"):
+    for column in ("total", "times Inductor's speed", *PHASES, "kernels"):
         table.add_column(column, justify="right")
     for case in report.cases:
         for name, peer in case.peers.items():
@@ -219,7 +220,9 @@ def print_report(report: Report, console: Console) -> None:
             console.print(timing_table(report))
     for name, mean in report.geomeans().items():
         what, value = ("peaks", 1 / mean.value) if report.suite == "memory" else ("speed-ups", mean.value)
-        console.print(f"{name}: geometric mean of {mean.count} {what} {value:.3f}×")
+        left = report.unsteady(*name.split("/"))
+        without = f"; without {left} whose times vary by more than a third" if left else ""
+        console.print(f"{name}: geometric mean of {mean.count} {what} {value:.3f}×{without}")
     if report.roofline is not None:
         copy, matmul = report.roofline["copy_bytes_per_s"], report.roofline["matmul_flops_per_s"]
         console.print(f"measured here: copy {copy / 1e9:.3g} GB/s, matmul {matmul / 1e9:.4g} GFLOP/s", style="dim")

@@ -13,6 +13,7 @@ COMMANDS = {
     "demo": ("demo.command", "Train a small GPT through the backend, sample from it, compare with eager."),
     "info": ("cli.info", "Versions, targets, compilers found, the cache folder and what it holds."),
     "doctor": ("doctor.command", "Check this machine: does it compile, launch, agree with eager; how to mend it."),
+    "conformance": ("conformance.command", "Check any backend of torch.compile against eager, in small programs."),
     "generate": (
         "generate.command",
         "Answer prompts by a language model from a folder, or by a small one trained first.",
@@ -21,6 +22,7 @@ COMMANDS = {
     "cache": ("cli.cache", "List or clear the disk cache."),
     "tune": ("cli.tune", "What tuning has measured: show, list, share, verify, clear; train the cost model."),
     "lock": ("cli.lock", "Lock files, what was decided for a model: show one, compare two."),
+    "docs": ("cli.docs", "The pages about torch-mlc: list them, print one."),
     "options": ("cli.options", "Every setting, its value here and where that comes from."),
 }
 

@@ -23,6 +23,7 @@ from ...runtime.host.cuda_graphs import graphed
 from ...runtime.host.executable import Boxed, load_program
 from ...runtime.host.lazy_bits import Lazy, with_memory_of
 from ...runtime.log import say, trace_text
+from ...runtime.plain_text import counted
 from ...runtime.settings.options import Options
 from ...runtime.timing import PhaseTimer
 from ...scheduler.decisions import DecisionRecord
@@ -177,14 +178,14 @@ def stored_graph(
         with timer.phase("load"):
             how = {"checked": launches_checked(options.verify), "early": options.early_launches}
             kernels = {v: store.load(c, **how) for v, c in codes.items() if c is not None}
-            called = host.load(kernels, constants or {}, name, keeper(store, key, name), told)
+            called = host.load(kernels, constants or {}, name, keeper(store, key, name))
             lazy = tuple(Lazy(*x) for x in record["lazy"])
             call = with_captures(called, capture, options, region, name, lazy)
     counters.add("graph_cache_hits")
     counters.add("kernel_calls", record["launches"])
     counters.add("library_calls", record["library_calls"])
     trace_text(f"mlc_host_program_{name}", told.text)
-    say(options.log, "cache", lambda: f"{name}: program of {record['launches']} kernels found")
+    say(options.log, "cache", lambda: f"{name}: program of {counted(record['launches'], 'kernel')} found")
     say(options.log, "timing", lambda: f"{name}: {timer}")
     taken, kept = tuple(record["overridden"]), Program(record, tuple(c for c in codes.values() if c is not None), host)
     locked = tuple((str(part), tuple(map(str, lines))) for part, lines in record.get("lock", ()))

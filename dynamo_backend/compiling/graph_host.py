@@ -79,9 +79,8 @@ def loaded(
     """The function that runs the graph; what is made of it later is kept under ``key``, where there is one."""
     with job.timer.phase("load"):
         keep = keeper(job.store, key, job.name) if key else None
-        call = host.code.load(
-            loaded_kernels(kernels, job.options, job.store), job.named(constants), job.name, keep, host.code.told
-        )
+        loaded = loaded_kernels(kernels, job.options, job.store)
+        call = host.code.load(loaded, job.named(constants), job.name, keep)
         return with_captures(call, capture, job.options, job.region, job.name, job.lazy)
 
 

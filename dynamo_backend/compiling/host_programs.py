@@ -14,7 +14,7 @@ from typing import Any
 from ...codegen.host.native.native import NativeHost, emit_native, python_launches
 from ...codegen.host.python.ranges import with_ranges
 from ...codegen.host.python.text import HostText, print_host
-from ...codegen.host.steps.lines import Lines, lines_in, program_with_lines, with_lines
+from ...codegen.host.steps.lines import ALL, SHOWN, Lines, lines_in, program_with_lines, with_lines
 from ...codegen.host.steps.program import HostProgram
 from ...codegen.host.steps.resolved import RunKernel
 from ...codegen.kernel import EmitError
@@ -66,17 +66,17 @@ class HostCode:
 
     @property
     def told(self) -> HostText:
-        """The text with the lines of the model at hand."""
+        """The text with the lines of the model at hand, for people: of a step at most some."""
         return self.with_lines(self.text)
 
-    def with_lines(self, text: HostText) -> HostText:
-        """A text of the program with the lines of the model at hand."""
-        return replace(text, text=program_with_lines(text.text, self.lines))
+    def with_lines(self, text: HostText, most: int = SHOWN) -> HostText:
+        """A text of the program with the lines of the model at hand, at most so many of a step."""
+        return replace(text, text=program_with_lines(text.text, self.lines, most))
 
     def told_native(self, native: NativeHost) -> NativeHost:
-        """The native form with the lines of the model at hand in its texts."""
-        parts, rescues = self.with_lines(native.parts), self.with_lines(native.rescues)
-        launches = tuple(with_lines(line, self.lines) for line in native.launches)
+        """The native form with all lines of the model at hand in its texts."""
+        parts, rescues = self.with_lines(native.parts, ALL), self.with_lines(native.rescues, ALL)
+        launches = tuple(with_lines(line, self.lines, ALL) for line in native.launches)
         return replace(native, parts=parts, rescues=rescues, launches=launches)
 
     def load(
@@ -85,12 +85,11 @@ class HostCode:
         constants: Mapping[str, Any],
         name: str,
         keep: Keep | None = None,
-        told: HostText | None = None,
     ) -> Boxed:
         """The function that runs it, over loaded kernels by variable. ``keep`` is told of machine code that is made
-        later; ``told`` is the text with the model's lines, where it is there already."""
+        later. Errors name all lines of a step, so its text has them all."""
         calls: dict[str, Callable[..., Any]] = {variable: k.host_call for variable, k in kernels.items()}
-        told = told if told is not None else self.told
+        told = self.with_lines(self.text, ALL)
         python = partial(load_program, told, calls, constants, name)
 
         def ranged() -> Boxed:

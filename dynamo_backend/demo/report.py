@@ -40,8 +40,8 @@ def show_comparison(console: Console, found: Measured) -> None:
         "  torch_mlc.explain(model, *inputs)   each kernel: source, schedule, bytes moved, what was not fused and why\n"
         "  MLC_DUMP_DIR=dumps …                the IR after every pass, as numbered files\n"
         "  MLC_TUNE=1 …                        measure the schedules that fit each kernel and keep the fastest\n"
-        "  python -m torch_mlc cache list      what the disk cache holds now; a second run of this demo uses it\n"
-        "  docs/architecture.md                how it works",
+        "  torch-mlc options                   every setting, and what it is here\n"
+        "  torch-mlc docs architecture         how it works",
         highlight=False,
         markup=False,
     )
@@ -70,7 +70,7 @@ def _losses(found: Measured) -> Table:
 def _speeds(found: Measured) -> Table:
     table = Table(
         title="Speed of a training step (forward, backward, AdamW)",
-        caption=f"Median of {found.rounds} steps taken in turn. The first step compiles; disk caches may be warm.",
+        caption=f"Median of {found.rounds} steps taken in turn. The first step compiles, with empty caches.",
         title_justify="left",
         caption_justify="left",
     )

@@ -1,7 +1,11 @@
 """The demo from start to end: train eager and compiled, compare, sample, and say where to look next."""
 
+import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from tempfile import TemporaryDirectory
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -34,8 +38,30 @@ class Training:
     backend: str = "mlc"
 
 
+@contextmanager
+def empty_caches() -> Iterator[None]:
+    """Folders without entries for the caches of torch-mlc and of torch, so that all first steps compile."""
+    names = ("TORCH_MLC_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+    before = {name: os.environ.get(name) for name in names}
+    with TemporaryDirectory(prefix="torch-mlc-demo-", ignore_cleanup_errors=True) as folder:
+        os.environ.update({name: os.path.join(folder, name.lower()) for name in names})
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+
+
 def run(plan: Training, console: Console) -> None:
     """Run the demo; prints to `console`. Errors of the backend go to the caller as they are."""
+    with empty_caches():
+        _run(plan, console)
+
+
+def _run(plan: Training, console: Console) -> None:
     corpus = load_corpus()
     before = counters.snapshot()
     compiled = new_trainer(plan.backend, corpus, plan.device, plan.steps, plan.seed)

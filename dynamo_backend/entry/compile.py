@@ -16,6 +16,7 @@ from ...ir.text.printer import show
 from ...runtime.compile.kernels import kernel_store_of
 from ...runtime.counters import counters
 from ...runtime.log import logger, say, trace_text
+from ...runtime.plain_text import counted
 from ...runtime.settings.options import Options
 from ...runtime.timing import PhaseTimer
 from ...scheduler.decisions import DecisionError, DecisionRecord
@@ -211,9 +212,9 @@ def _tell(job: Job, host: Hosted, plan: Plan) -> None:
     _LOG.debug("host program of %s:\n%s", name, text)
     say(log, "output_code", lambda: f"host program of {name}:\n{text}")
     say(log, "timing", lambda: f"{name}: {job.timer}")
-    say(log, "cache", lambda: f"{name}: compiled, {program.launches} kernels")
+    say(log, "cache", lambda: f"{name}: compiled, {counted(program.launches, 'kernel')}")
     nodes = f"{plan.fusion.report.nodes} nodes in " if plan.is_whole else ""
-    say(log, "fusion", lambda: f"{name}: {nodes}{program.launches} kernels{_decisions(plan.fusion)}")
+    say(log, "fusion", lambda: f"{name}: {nodes}{counted(program.launches, 'kernel')}{_decisions(plan.fusion)}")
 
 
 def _decisions(fusion: Fusion) -> str:

@@ -12,6 +12,7 @@ from ...runtime.cache.fingerprint import key_of
 from ...runtime.compile.kernels import KIND_GRAPH
 from ...runtime.counters import counters
 from ...runtime.log import say
+from ...runtime.plain_text import counted
 from ..caches.aot_key import shape_env
 from ..compiling.compiled import CompiledGraph, Program, stored_graph
 from ..compiling.job import Job
@@ -80,7 +81,7 @@ class GraphCache:
             return ""
         with job.timer.phase("cache"):
             record = {**kept.record, "parts": dict(self.key.parts)}
-            job.store.keep_graph(self.key.text, record, f"{job.name}: {kept.record['launches']} kernels")
+            job.store.keep_graph(self.key.text, record, f"{job.name}: {counted(kept.record['launches'], 'kernel')}")
         return self.key.text
 
     def _why_missed(self) -> str:

@@ -42,6 +42,7 @@ from ...runtime.compile.compilers import Compilers, workers_for
 from ...runtime.compile.kernels import kernel_store_of
 from ...runtime.compile.nest_kernel import NestKernel
 from ...runtime.host.executable import Boxed
+from ...runtime.plain_text import counted
 from ...runtime.pool.pool import POOL
 from ...runtime.settings.options import Options
 from ...runtime.targets import target_for
@@ -263,7 +264,7 @@ class CompiledModule:
     steps: tuple[StepRecord, ...] = field(default=(), repr=False)
 
     def __repr__(self) -> str:
-        return f"CompiledModule({self.module.main}, {len(self.kernels)} kernels)"
+        return f"CompiledModule({self.module.main}, {counted(len(self.kernels), 'kernel')})"
 
     def show(self) -> str:
         """The script of what was compiled."""

@@ -21,7 +21,7 @@ from ...codegen.host.export.multiply import multiplied
 from ...codegen.host.export.pointers import PointersOf, pointers_of
 from ...codegen.host.export.results import copied, row_major
 from ...codegen.host.steps.kernel_use import Grid, KernelUse
-from ...codegen.host.steps.lines import with_lines
+from ...codegen.host.steps.lines import ALL, with_lines
 from ...codegen.host.steps.program import HostProgram
 from ...ir.errors import MlcError
 from ...ir.expr.value import symbol
@@ -80,7 +80,7 @@ class Built:
             host = emit_export(self.host, entry, inputs=program.inputs, weights=weights, sizes=sizes, scratch=scratch)
         except MlcError as error:
             raise ExportError(f"{program.name} cannot be exported: {error}") from error
-        host = replace(host, launches=tuple(with_lines(line, self.lines) for line in host.launches))
+        host = replace(host, launches=tuple(with_lines(line, self.lines, ALL) for line in host.launches))
         kinds = {i.name: i.type for i in self.graph.inputs if isinstance(i, Input)}
         seen = self.sizes.seen
         inputs = tuple(

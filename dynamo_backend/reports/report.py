@@ -26,6 +26,7 @@ from ...scheduler.decisions import ChosenFor, DecisionRecord
 from ...scheduler.decisions.decide import table
 from ...scheduler.schedule.overrides import SHORT, workload_of
 from ...scheduler.schedule.trace import Trace
+from .costs import CostRow, bytes_text, cost_lines, together
 from .flow import RunFlow
 from .graph_traffic import GraphTraffic
 from .predicted_run import PredictedRun, predicted_run
@@ -33,8 +34,7 @@ from .prediction import predicted
 from .segments import contiguous_bytes
 from .traffic import Traffic
 
-_WIDTH = 118
-_SHOWN = 8
+_SHOWN, _NAMED = 8, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +295,7 @@ class GraphReport:
             f"peak memory {bytes_text(self.typical_peak)}"
         )
         symbols = f" = {self.peak_bytes} bytes" if self.peak_bytes.free_symbols else ""
-        t = self.traffic
+        t, run = self.traffic, self.predicted
         moves = (
             f"  moves {bytes_text(t.kernels)} in kernels and {bytes_text(t.libraries)} in library calls, "
             f"{t.ratio:.2f} times the {bytes_text(t.compulsory)} of its inputs and outputs"
@@ -305,11 +305,10 @@ class GraphReport:
             moves,
             *self._variant_lines(),
             *self._frozen_lines(),
-            *self._kernel_lines(),
+            *self._cost_lines(run),
             *self._resource_lines(),
-            *self._library_lines(),
         ]
-        lines += [f"  {line}" for line in self.predicted.lines]
+        lines += [f"  {line}" for line in run.lines]
         if self.python:
             lines.append(f"  host program: {self.python}")
         for k in self.fallbacks:
@@ -352,27 +351,34 @@ class GraphReport:
         more = len(lines) - _SHOWN
         return [head, *lines[:_SHOWN], *([f"    … and {more} more in .frozen"] if more > 0 else [])]
 
-    def _kernel_lines(self) -> list[str]:
-        if not self.kernels:
-            return ["  no kernels"]
-        width = max(len("kernel"), *(len(k.name) for k in self.kernels))
-        rule = max(len("rule"), *(len(k.rule) for k in self.kernels))
-        lines = [
-            f"  {'kernel':{width}}  {'workload':{SHORT}}  {'runs':>4}  {'rule':{rule}}  {'moves':>9}  {'least':>9}  "
-            f"{'ops':>7}  from"
-        ]
+    def _cost_lines(self, run: PredictedRun) -> list[str]:
+        """Kernels and library calls in one table, what was tuned, and why things are where they are."""
+        if not (self.kernels or self.libraries):
+            return ["  nothing runs"]
+        times = {name: calls * p.seconds for name, calls, p in run.kernels}
+        rows = []
         for k in self.kernels:
             t = k.traffic
-            figures = (
-                (bytes_text(t.moved), bytes_text(t.least), _count(t.operations)) if t is not None else ("?", "?", "?")
+            counts = (t.moved * k.calls, t.least * k.calls, t.operations * k.calls) if t else (None, None, None)
+            seconds = times.get(k.name)
+            rows.append(
+                CostRow(k.name, k.calls, *counts, seconds, k.rule or "ATen", k.workload[:SHORT], k.lines or k.ops)
             )
-            start = (
-                f"  {k.name:{width}}  {k.workload[:SHORT]:{SHORT}}  {k.calls:>4}  {k.rule or 'ATen':{rule}}  "
-                f"{figures[0]:>9}  {figures[1]:>9}  {figures[2]:>7}  "
-            )
-            lines.append((start + _origin(k))[: max(_WIDTH, len(start) + 40)].rstrip())
-        tuned = [f"  {k.name} is scheduled {k.chosen}" for k in self.kernels if k.chosen not in ("", "by default")]
-        return [*lines, *tuned, *(f"  decomposed in {k.name}: {note}" for k in self.kernels for note in k.notes)]
+        by_op: dict[str, list[LibraryReport]] = {}
+        for c in self.libraries:
+            by_op.setdefault(c.op, []).append(c)
+        for op, calls in by_op.items():
+            known = [c.seconds for c in calls if c.seconds is not None]
+            lines = tuple(dict.fromkeys(line for c in calls for line in c.lines))
+            moved, spent = sum(c.moved for c in calls), sum(known) if len(known) == len(calls) else None
+            rows.append(CostRow(op, sum(c.calls for c in calls), moved, seconds=spent, rule="a library", lines=lines))
+        told = cost_lines(rows)
+        told += [f"  {k.name} is scheduled {k.chosen}" for k in self.kernels if k.chosen not in ("", "by default")]
+        notes = together(((k.name, note) for k in self.kernels for note in k.notes), _NAMED)
+        told += [f"  not left to a library: {line}" for line in notes]
+        # Behind the bracket stands what is so of one call alone; ``libraries`` have it.
+        left = together(((c.op, c.reason.partition(" (")[0]) for c in self.libraries), _NAMED)
+        return told + [f"  left to a library: {line}" for line in left]
 
     def _resource_lines(self) -> list[str]:
         """What the kernels take of a GPU, as their machine code says."""
@@ -392,18 +398,16 @@ class GraphReport:
             )
         return lines
 
-    def _library_lines(self) -> list[str]:
-        width = max((len(c.op) for c in self.libraries), default=0)
-        return [
-            f"  library {c.op:{width}}  {c.calls:>4}  {bytes_text(c.moved / c.calls):>9}  {c.reason}"
-            for c in self.libraries
-        ]
-
     def _missed_lines(self) -> list[str]:
-        shown = self.not_fused[:_SHOWN]
-        lines = [f"  not fused: {m.first} | {m.second} ({bytes_text(m.bytes)} shared): {m.reason}" for m in shown]
-        rest = len(self.not_fused) - len(shown)
-        return [*lines, f"  … and {rest} more in .not_fused"] if rest > 0 else lines
+        """What is not fused, by reason; reasons with most bytes first."""
+        bytes_by: dict[str, int] = {}
+        for m in self.not_fused:
+            bytes_by[m.reason] = bytes_by.get(m.reason, 0) + m.bytes
+        ordered = sorted(self.not_fused, key=lambda m: -bytes_by[m.reason])
+        pairs = ((f"{m.first} with {m.second} ({bytes_text(m.bytes)} shared)", m.reason) for m in ordered)
+        lines = [f"  not fused: {line}" for line in together(pairs, _NAMED)]
+        rest = len(lines) - _SHOWN
+        return [*lines[:_SHOWN], f"  … and {counted(rest, 'more reason')} in .not_fused"] if rest > 0 else lines
 
     def show(self, details: bool = False) -> str:
         """The table; with ``details`` the source, schedule and loops of every kernel and the host program too."""
@@ -425,27 +429,3 @@ class GraphBreak:
     def __str__(self) -> str:
         told = next((line.strip() for line in self.reason.splitlines() if line.strip()), "no reason given")
         return f"graph break: {told}" + (f"\n  at {self.line}" if self.line else "")
-
-
-def _origin(kernel: KernelReport) -> str:
-    if not kernel.lines:
-        return ", ".join(kernel.ops)
-    more = f" (+{len(kernel.lines) - 1} lines)" if len(kernel.lines) > 1 else ""
-    return kernel.lines[-1] + more
-
-
-def bytes_text(n: float) -> str:
-    """Bytes in a unit that fits."""
-    for unit in ("B", "KiB", "MiB"):
-        if n < 1024:
-            return f"{n:.0f} {unit}" if unit == "B" or n >= 100 else f"{n:.1f} {unit}"
-        n /= 1024
-    return f"{n:.1f} GiB"
-
-
-def _count(n: float) -> str:
-    for unit in ("", "K", "M"):
-        if n < 1000:
-            return f"{n:.0f}{unit}"
-        n /= 1000
-    return f"{n:.1f}G"

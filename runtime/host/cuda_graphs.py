@@ -13,6 +13,7 @@ the other and copied from, share one.
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Sequence
@@ -40,11 +41,18 @@ _uses = torch._C._storage_Use_Count
 _version_kept = torch.autograd._unsafe_preserve_version_counter
 
 
+@functools.cache
+def warn_once(reason: str) -> None:
+    """Tell why graphs are not captured, the first time that this is the reason."""
+    _LOG.warning("torch-mlc runs a graph without CUDA graphs: %s", reason)
+
+
 def graphed(call: Boxed, plan: CapturePlan, device: Callable[[str], GraphDevice], limit: int, name: str) -> Boxed:
     """The program behind captures, at most ``limit`` of them; the program as it is where it cannot be captured, with
-    one warning that says why."""
+    one warning of each reason in a process."""
     if plan.reason:
-        _LOG.warning("%s runs without CUDA graphs: %s", name, plan.reason)
+        _LOG.debug("%s runs without CUDA graphs: %s", name, plan.reason)
+        warn_once(plan.reason)
         counters.add("cuda_graph_refusals")
         return call
     return GraphedProgram(call, plan, device(plan.device), limit, name)

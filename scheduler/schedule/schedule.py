@@ -292,6 +292,11 @@ PRIMITIVES = (
 )  # fmt: skip
 
 
+# What a primitive does stands once, beside it; ``help(Schedule.split)`` shows it.
+for _name in PRIMITIVES:
+    getattr(Schedule, _name).__doc__ = getattr(Schedule, _name).__doc__ or globals()[_name].__doc__
+
+
 def take_step(schedule: Schedule, step: Step, args: Mapping[str, Any]) -> None:
     """Apply the primitive of a step, with these arguments. Raises ScheduleError, also where none has its name."""
     if step.primitive not in PRIMITIVES:

@@ -16,7 +16,7 @@ from benchmarks.peers import Peer, added, parse_peers
 from benchmarks.schema import CaseResult, PeerResult, Report, from_json, resume_report
 from benchmarks.stats import calls_for, geomean, interleave, spread
 from benchmarks.steps import replace_text, run_steps, write_json
-from benchmarks.table import print_report, seconds
+from benchmarks.table import print_report, seconds, time_text
 from benchmarks.timing import TimingSettings, measure
 
 
@@ -221,3 +221,12 @@ def test_table_shows_ratio_count_and_error() -> None:
 
 def test_seconds() -> None:
     assert [seconds(s) for s in (2.0, 1.5e-3, 2e-6, 3e-9, None)] == ["2 s", "1.5 ms", "2 µs", "3 ns", "-"]
+
+
+def test_times_that_vary_too_much_are_in_no_mean() -> None:
+    steady = {"eager": PeerResult([2.0] * 4), "mlc": PeerResult([1.0] * 4)}
+    wild = {"eager": PeerResult([8.0] * 4), "mlc": PeerResult([0.5, 0.6, 3.0, 4.0])}
+    cases = [CaseResult(n, "small", "inference", "float32", peers=p) for n, p in (("a", steady), ("b", wild))]
+    report = Report("models", "cpu", [], "", {}, {}, {}, None, cases)
+    assert report.geomeans()["mlc/eager"] == pytest.approx((2.0, 1)) and report.unsteady("mlc", "eager") == 1
+    assert "unsteady" in time_text(wild["mlc"]).plain and "unsteady" not in time_text(steady["mlc"]).plain

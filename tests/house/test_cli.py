@@ -22,6 +22,7 @@ from torch_mlc.runtime.cache.fingerprint import environment_fingerprint
 from torch_mlc.runtime.log import CacheWarning
 from torch_mlc.runtime.settings.options import option_specs
 from torch_mlc.scheduler.schedule.overrides import load_overrides
+from torch_mlc.scheduler.schedule.schedule import PRIMITIVES, Schedule
 from torch_mlc.scheduler.schedule.trace import Step, Trace
 from torch_mlc.scheduler.tuning.database import Database, target_key
 
@@ -45,6 +46,20 @@ def answer(*words: str, code: int = 0) -> str:
 def test_every_command_loads_and_helps(command: str) -> None:
     assert "Usage:" in answer(command, "--help")
     assert command in answer("--help")
+
+
+def test_the_pages_are_shown() -> None:
+    assert "glossary" in answer("docs")
+    assert answer("docs", "numbers").startswith("# Numbers") and answer("docs", "docs/numbers.md") == answer(
+        "docs", "numbers"
+    )
+    assert "Did you mean 'glossary'?" in answer("docs", "glosary", code=2)
+
+
+def test_help_of_a_primitive_says_what_it_does() -> None:
+    for name in PRIMITIVES:
+        told = getattr(Schedule, name).__doc__
+        assert told and "ScheduleError" in told, name
 
 
 def test_version() -> None:

@@ -75,6 +75,10 @@ def print_parts(parts: Sequence[HostFunction], gpu: str) -> HostText:
     return printer.done()
 
 
+def _many(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 @dataclass(slots=True)
 class _Printer(Words):
     # The variables of the arena and of its address.
@@ -82,7 +86,7 @@ class _Printer(Words):
 
     def run(self, p: HostProgram) -> HostText:
         self.lines += [
-            f"# {p.name}: {p.launches} kernels, {p.library_calls} library calls; made by torch-mlc",
+            f"# {p.name}: {_many(p.launches, 'kernel')}, {_many(p.library_calls, 'library call')}; made by torch-mlc",
             "def call(args):",
         ]
         for step in p.steps:

@@ -7,6 +7,7 @@ number among its nodes: ``@mlc[12,15]``. Lines of the model at hand are put in w
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
@@ -15,12 +16,14 @@ from ....ir.graph.graph import Origin
 # The line of the model that the node of a number comes from, "" where nobody knows.
 Lines: TypeAlias = Callable[[int], str]
 # In square brackets the lines alone; in round ones " (…)" with the lines, or nothing.
+# How many lines of a step a text that people read has. An error's note has all.
+SHOWN, ALL = 3, sys.maxsize
 _TOKEN = re.compile(r"@mlc(?:\[([\d,]+)\]|\(([\d,]+)\))")
 
 
 def origin_text(origins: Sequence[Origin]) -> str:
     """The model lines of a step on one line: each line once, at most three."""
-    return _joined(o.source for o in origins)
+    return _joined((o.source for o in origins), SHOWN)
 
 
 def place_text(origins: Sequence[Origin], *, aside: bool = False) -> str:
@@ -46,13 +49,13 @@ def lines_in(texts: Iterable[str], lines: Lines) -> Lines:
     return lambda place: known.get(place, "")
 
 
-def with_lines(text: str, lines: Lines) -> str:
-    """A message with lines of the model in place of their numbers."""
-    return _TOKEN.sub(lambda m: _written(m, lines), text) if "@mlc" in text else text
+def with_lines(text: str, lines: Lines, most: int = SHOWN) -> str:
+    """A message with lines of the model in place of their numbers, at most so many of a step."""
+    return _TOKEN.sub(lambda m: _written(m, lines, most), text) if "@mlc" in text else text
 
 
-def program_with_lines(text: str, lines: Lines) -> str:
-    """A program's text with lines of the model in its comments, each where it begins."""
+def program_with_lines(text: str, lines: Lines, most: int = SHOWN) -> str:
+    """A program's text with lines of the model in its comments, each where it begins, at most so many of a step."""
     if "@mlc" not in text:
         return text
     written: list[str] = []
@@ -62,7 +65,7 @@ def program_with_lines(text: str, lines: Lines) -> str:
         if len(line) - len(code) < depth:
             last = ""
         if "@mlc" in line:
-            line = with_lines(line, lines)
+            line = with_lines(line, lines, most)
             if code.startswith("#"):
                 comment = line.strip()
                 if comment in ("#", last):
@@ -72,13 +75,13 @@ def program_with_lines(text: str, lines: Lines) -> str:
     return "\n".join(written)
 
 
-def _written(found: re.Match[str], lines: Lines) -> str:
+def _written(found: re.Match[str], lines: Lines, most: int) -> str:
     inside, aside = found.groups()
-    told = _joined(lines(int(p)) for p in (inside or aside).split(","))
+    told = _joined((lines(int(p)) for p in (inside or aside).split(",")), most)
     return f" ({told})" if aside and told else told
 
 
-def _joined(sources: Iterable[str]) -> str:
+def _joined(sources: Iterable[str], most: int) -> str:
     lines = list(dict.fromkeys(filter(None, sources)))
-    more = f" … and {len(lines) - 3} more" if len(lines) > 3 else ""
-    return "; ".join(lines[:3]) + more
+    more = f" … and {len(lines) - most} more" if len(lines) > most else ""
+    return "; ".join(lines[:most]) + more

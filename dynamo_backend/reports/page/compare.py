@@ -205,7 +205,7 @@ def _difference(a: Sequence[str], b: Sequence[str]) -> tuple[str, ...]:
 
 
 def _text(graph: GraphComparison) -> Iterator[str]:
-    yield f"{graph.name}: {len(graph.changes)} of {len(graph.kernels)} kernels differ"
+    yield f"{graph.name}: {len(graph.changes)} of {counted(len(graph.kernels), 'kernel')} differ"
     yield from (f"  {f}" for f in graph.figures)
     for c in graph.changes:
         told = "; ".join(c.what) or {"gone": "only in the first", "new": "only in the second"}[c.kind]

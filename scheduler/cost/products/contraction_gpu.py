@@ -73,7 +73,7 @@ def _decided(product: LibraryProduct, machine: Machine) -> Decision:
     name = machine.libraries.products
     if _is_bytes(product):
         if DType.INT8 not in machine.in_kernels:
-            return Decision(False, "matrix product of bytes: cuBLAS; kernels do not reach the tensor cores for it")
+            return Decision(False, f"matrix product of bytes: {name}; kernels do not reach the tensor cores for it")
         if not all(_is_along(o, k) for o, k in ((product.a, -1), (product.b, -2))):
             return Decision(
                 False, f"matrix product of bytes: {name}; tensor cores take rows that are contiguous in depth"

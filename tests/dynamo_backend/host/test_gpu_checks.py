@@ -14,6 +14,7 @@ from torch_mlc.codegen.host.capture import CapturePlan
 from torch_mlc.dynamo_backend.compiling.compiled import with_captures
 from torch_mlc.runtime.gpu.checks import launches_checked
 from torch_mlc.runtime.gpu.driver import GpuDriverError
+from torch_mlc.runtime.host.cuda_graphs import warn_once
 from torch_mlc.runtime.settings.options import Options
 
 pytest.importorskip("triton")
@@ -138,6 +139,7 @@ def test_launches_that_are_waited_for_are_not_captured(caplog: pytest.LogCapture
         return args
 
     plan = CapturePlan("", "cuda:0", (0,))
+    warn_once.cache_clear()
     assert with_captures(call, plan, Options(verify=1, cuda_graphs=True), False, "main", ()) is call
     (record,) = caplog.records
-    assert "main runs without CUDA graphs: each launch is waited for (MLC_VERIFY" in record.getMessage()
+    assert "runs a graph without CUDA graphs: each launch is waited for (MLC_VERIFY" in record.getMessage()

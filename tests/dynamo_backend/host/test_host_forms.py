@@ -134,7 +134,7 @@ def test_a_profiler_sees_kernels_and_ops_by_their_lines(tmp_path, host):
 
 
 def test_ranges_are_around_calls_alone():
-    text = """# main: 2 kernels, 1 library calls; made by torch-mlc
+    text = """# main: 2 kernels, 1 library call; made by torch-mlc
 def call(args):
     a, = args
     args.clear()
@@ -147,7 +147,7 @@ def call(args):
     host = HostText(text, {"aten_split_": "aten::split.Tensor"}, {})
     assert (
         with_ranges(host, {"k0_": "fused_add_0"}).text
-        == """# main: 2 kernels, 1 library calls; made by torch-mlc
+        == """# main: 2 kernels, 1 library call; made by torch-mlc
 def call(args):
     a, = args
     args.clear()

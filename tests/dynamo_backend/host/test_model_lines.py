@@ -246,3 +246,22 @@ def test_no_graph_is_held_for_its_lines(model_in: Callable[..., Fn]) -> None:
             and any(isinstance(c, CellType) for c in gc.get_referrers(lines))
         ]
         assert not holders, name
+
+
+@pytest.mark.parametrize("form", ["python", "native"])
+def test_an_error_names_all_lines_of_its_kernel(model_in: Callable[..., Fn], form: str) -> None:
+    source = """
+import torch
+
+def run(x, i):
+    a = x.sin()
+    b = a[i] + 1
+    c = b.cos() * 2
+    d = c.exp() - b
+    return d * d.tanh()
+"""
+    run = torch.compile(model_in("long", 0, source), backend="mlc", options={"host_program": form})
+    run(torch.randn(4), torch.tensor([0, 1, 2]))
+    with pytest.raises(OutOfRangeError) as caught:
+        run(torch.randn(4), torch.tensor([0, 1, 7]))
+    assert all(f"long.py:{number} in run" in told(caught.value) for number in range(6, 10)), told(caught.value)

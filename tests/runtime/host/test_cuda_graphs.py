@@ -20,7 +20,7 @@ from torch_mlc.ir.nest.loops import Buffer
 from torch_mlc.ir.target import gpu_target
 from torch_mlc.runtime.gpu.capture import capturing, graph_device
 from torch_mlc.runtime.gpu.table import GpuTableKernel
-from torch_mlc.runtime.host.cuda_graphs import graphed
+from torch_mlc.runtime.host.cuda_graphs import graphed, warn_once
 
 Program = Callable[[list[Any]], Sequence[Any]]
 TWO = CapturePlan("", "cpu", (0, 1), (1,))
@@ -171,8 +171,11 @@ def test_what_forbids_a_capture_is_told_once_and_the_program_goes_on(caplog):
 def test_a_plan_with_a_reason_leaves_the_program(caplog):
     device, program = RecordingDevice(), Counted(lambda x: (x,))
     reason = "input x is on the device cpu"
-    assert graphed(program, CapturePlan(reason), lambda name: device, 4, "main") is program
-    assert [r.getMessage() for r in caplog.records] == [f"main runs without CUDA graphs: {reason}"]
+    warn_once.cache_clear()
+    for name in ("main", "other"):
+        assert graphed(program, CapturePlan(reason), lambda name: device, 4, name) is program
+    told = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert told == [f"torch-mlc runs a graph without CUDA graphs: {reason}"]
 
 
 def test_inside_of_a_capture_of_the_users_nothing_else_is_captured():

@@ -1,0 +1,1 @@
+"""What cases are made of: a case, the backend under test, and what is seen of a run."""

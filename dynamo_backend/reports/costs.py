@@ -1,0 +1,102 @@
+"""What runs in a graph as one table for people: what costs most first, each with its share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+WIDTH = 118
+_LEAST_ORIGIN = 60
+
+
+@dataclass(frozen=True, slots=True)
+class CostRow:
+    """A kernel, or the calls of one library op. Bytes and operations are of all ``runs`` in one call of the graph, None
+    where they are not known; ``seconds`` what these are predicted to take; ``lines`` those of the model."""
+
+    name: str
+    runs: int
+    moved: int | None
+    least: int | None = None
+    operations: int | None = None
+    seconds: float | None = None
+    rule: str = ""
+    workload: str = ""
+    lines: tuple[str, ...] = ()
+
+
+def cost_lines(rows: Sequence[CostRow]) -> list[str]:
+    """The table and its legend; nothing for no rows.
+
+    Rows are sorted by predicted time where that is known of all, else by bytes.
+    """
+    if not rows:
+        return []
+    timed = all(r.seconds is not None for r in rows)
+    costs = [(r.seconds if timed else r.moved) or 0 for r in rows]
+    whole = math.fsum(costs) or 1
+    ordered = sorted(zip(costs, rows, strict=True), key=lambda pair: -pair[0])
+    name = max(len("what"), *(len(r.name) for r in rows))
+    rule = max(len("scheduled by"), *(len(r.rule) for r in rows))
+    workload = max(len("workload"), *(len(r.workload) for r in rows))
+    lines = [
+        f"  {'share':>6}  {'runs':>5}  {'moves':>9}  {'least':>9}  {'ops':>6}  {'what':{name}}  "
+        f"{'scheduled by':{rule}}  {'workload':{workload}}  from"
+    ]
+    for cost, r in ordered:
+        figures = [bytes_text(n) if n is not None else "" for n in (r.moved, r.least)]
+        ops = count_text(r.operations) if r.operations is not None else ""
+        start = (
+            f"  {cost / whole:>6.1%}  {r.runs:>5}  {figures[0]:>9}  {figures[1]:>9}  {ops:>6}  {r.name:{name}}  "
+            f"{r.rule:{rule}}  {r.workload:{workload}}  "
+        )
+        lines.append((start + origin_text(r.lines, max(WIDTH - len(start), _LEAST_ORIGIN))).rstrip())
+    of = "predicted time" if timed else "bytes moved"
+    return [
+        *lines,
+        f"  share: of the {of}. moves: bytes read and written in all runs; least: the fewest that it could be.",
+        "  ops: operations on numbers. workload: the name by which a kernel is tuned and scheduled by hand.",
+    ]
+
+
+def origin_text(lines: Sequence[str], width: int) -> str:
+    """The last model line, cut to a width, and how many more there are."""
+    if not lines:
+        return ""
+    more = f" (+{len(lines) - 1} more line{'s' if len(lines) > 2 else ''})" if len(lines) > 1 else ""
+    told = lines[-1]
+    if len(told) + len(more) > width:
+        told = told[: max(width - len(more) - 1, 1)].rstrip() + "…"
+    return told + more
+
+
+def together(told: Iterable[tuple[str, str]], shown: int) -> list[str]:
+    """Each reason once, with what it is for: "a, b and 3 more: reason"."""
+    found: dict[str, list[str]] = {}
+    for what, reason in told:
+        found.setdefault(reason, []).append(what)
+    lines = []
+    for reason, names in found.items():
+        names = list(dict.fromkeys(names))
+        more = f" and {len(names) - shown} more" if len(names) > shown else ""
+        lines.append(f"{', '.join(names[:shown])}{more}: {reason}")
+    return lines
+
+
+def bytes_text(n: float) -> str:
+    """Bytes in a unit that fits."""
+    for unit in ("B", "KiB", "MiB"):
+        if n < 1024:
+            return f"{n:.0f} {unit}" if unit == "B" or n >= 100 else f"{n:.1f} {unit}"
+        n /= 1024
+    return f"{n:.1f} GiB"
+
+
+def count_text(n: float) -> str:
+    """A number of operations, short."""
+    for unit in ("", "K", "M"):
+        if n < 1000:
+            return f"{n:.0f}{unit}"
+        n /= 1000
+    return f"{n:.1f}G"

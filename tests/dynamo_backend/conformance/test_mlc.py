@@ -1,0 +1,27 @@
+"""Every conformance case with mlc: one test a case."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from torch_mlc.dynamo_backend.conformance.kit.case import Case
+from torch_mlc.dynamo_backend.conformance.kit.subject import Subject
+from torch_mlc.dynamo_backend.conformance.registry import CASES
+from torch_mlc.dynamo_backend.conformance.runner import run_case
+
+
+@pytest.fixture(autouse=True)
+def few_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_mlc(case: Case) -> None:
+    verdict = run_case(case, Subject("mlc", other_options={"numerics": "eager"}))
+    assert verdict.status == "passed", f"{verdict.told}\n{case.trap}\n{verdict.details}"
