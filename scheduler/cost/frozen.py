@@ -23,8 +23,6 @@ VECTOR, PUT_IN_ORDER, PACKED_RATE, PACKED_CALL = 0.9, 0.15, 1.15, 18.0
 # Nanoseconds on one core of Zen 5: of an element of a filter that oneDNN puts in order; of what a call of ATen's
 # convolution does beside that, and one of oneDNN's does not; and the share of a convolution that is worth the copy.
 FILTER_IN_ORDER, PLAIN_CALL, NOTICED_FILTERS = 0.3, 2e4, 0.005
-# Images of fewer channels oneDNN reads as they lie, plain ones faster than those with channels innermost.
-FEW_CHANNELS = 8
 
 # Steps of arithmetic from which a table is read where its elements would be made again, where so many elements are read
 # with each: a load of a small table takes as long as a few of them.
@@ -105,7 +103,6 @@ def table_pays(steps: int, size: int, elements: int, target: Target) -> bool:
 
 
 __all__ = [
-    "FEW_CHANNELS",
     "is_for_libraries",
     "joint_pays",
     "packed_filters_pay",

@@ -4,7 +4,11 @@ The library puts filters in order at each call, whatever the layout of images, a
 it. Where images are few and small and channels many, as in the last blocks of a net, that takes as long as the
 convolution itself. With filters in its own layout it makes images whose channels are innermost in memory, so copies to
 that layout are written around the call; ``convert_layouts`` lets what lies between two such calls have it, and the
-copies are gone. Images of few channels, as those that a net is given, it reads as they are.
+copies are gone.
+
+What follows the convolution is part of the call where oneDNN computes it as eager does, and it costs the library less
+than a loop of ours: an image that is added, and a leaky relu. Its relu makes zeros of what is no number, and swish,
+sigmoid, tanh and GELU take it as long as they take our loops.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ....scheduler.cost.frozen import FEW_CHANNELS, is_for_libraries, packed_filters_pay
+from ....scheduler.cost.frozen import is_for_libraries, packed_filters_pay
 from ....scheduler.decisions import Alternative
 from ..context import AtenContext
 from ..write import NodeWriter, tidy
@@ -28,6 +32,10 @@ from .weight_products import is_memory
 from .worth import Worth
 
 aten = torch.ops.aten
+# A slope of zero in float32 is a relu, which makes zeros of what is no number.
+_TINY = torch.finfo(torch.float32).tiny
+# Who reads an image as it is. Other ops are one loop with a sum of images, which reads what is added in any case.
+_CALLS = (aten.convolution.default, torch.ops.mkldnn._convolution_pointwise.default, "output")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,16 +151,18 @@ def _packed(graph: fx.Graph, f: _Filters) -> fx.Node:
 
 
 def _write(graph: fx.Graph, f: _Filters, packed: fx.Node) -> None:
-    """Write the call in the place of the convolution, with copies where images lie otherwise."""
-    made = f.node.meta["val"]
-    with graph.inserting_before(f.node):
-        out = NodeWriter(graph, f.node)
-        x, kind = f.x, f.x.meta["val"]
-        if kind.shape[1] >= FEW_CHANNELS or not kind.is_contiguous():
-            x = _in_layout(out, x, torch.channels_last)
-        ops = torch.ops.mkldnn
-        op = ops._convolution_transpose_pointwise if f.transposed else ops._convolution_pointwise
-        new = graph.call_function(op.default, (x, packed, f.bias, *f.geometry, "none", [], ""))
+    """Write the call, with what follows that it can do, in the place of the convolution, with copies where images lie
+    otherwise."""
+    end = _Behind.of(f)
+    made = end.last.meta["val"]
+    with graph.inserting_before(end.last):
+        out, ops = NodeWriter(graph, end.last), torch.ops.mkldnn
+        images = [_in_layout(out, n, torch.channels_last) for n in (f.x, end.image) if n is not None]
+        if end.image is not None:
+            op = ops._convolution_pointwise.binary
+        else:
+            op = (ops._convolution_transpose_pointwise if f.transposed else ops._convolution_pointwise).default
+        new = graph.call_function(op, (*images, packed, f.bias, *f.geometry, *end.told))
         # Torch's own fake of the transposed one has channels of the input, and another layout than the op.
         with out.mode:
             value = torch.empty_like(made, memory_format=torch.channels_last)
@@ -160,7 +170,53 @@ def _write(graph: fx.Graph, f: _Filters, packed: fx.Node) -> None:
         if value.stride() != made.stride():
             new = _in_layout(out, new, torch.contiguous_format)
     assert new.meta["val"].stride() == made.stride()
-    f.node.replace_all_uses_with(new)
+    end.last.replace_all_uses_with(new)
+
+
+@dataclass(frozen=True, slots=True)
+class _Behind:
+    """What a call does behind a convolution, whose last node is ``last``: it adds an ``image``, and has a ``slope`` for
+    what is below zero."""
+
+    last: fx.Node
+    image: fx.Node | None = None
+    slope: float | None = None
+
+    @classmethod
+    def of(cls, f: _Filters) -> _Behind:
+        user = _only_user(f.node)
+        if user is None:
+            return cls(f.node)
+        if user.target is aten.leaky_relu.default:
+            slope = float(user.args[1]) if len(user.args) > 1 else 0.01
+            return cls(user, slope=slope) if _TINY <= abs(slope) < math.inf else cls(f.node)
+        image = None if f.transposed else _added(user, f.node)
+        if image is None or any(n.target not in _CALLS for n in user.users):
+            return cls(f.node)
+        return cls(user, image)
+
+    @property
+    def told(self) -> tuple[Any, ...]:
+        """The last arguments of the op, which say it."""
+        if self.image is not None:
+            return "add", 1.0, None, [], ""
+        return ("none", [], "") if self.slope is None else ("leaky_relu", [self.slope], "")
+
+
+def _only_user(node: fx.Node) -> fx.Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _added(node: fx.Node, one: fx.Node) -> fx.Node | None:
+    """The other image of a plain sum of two in one layout."""
+    if node.target is not aten.add.Tensor or node.kwargs or len(node.args) != 2 or one not in node.args:
+        return None
+    other = node.args[0] if node.args[1] is one else node.args[1]
+    if not isinstance(other, fx.Node) or other is one:
+        return None
+    kinds = [n.meta["val"] for n in (node, one, other)]
+    same = len({(t.shape, t.stride(), t.dtype, t.device) for t in kinds}) == 1
+    return other if same else None
 
 
 def _in_layout(out: NodeWriter, image: fx.Node, layout: torch.memory_format) -> fx.Node:

@@ -158,3 +158,69 @@ def test_large_filters_of_small_images_pay() -> None:
     assert packed_filters_pay(64 * 64 * 9, 28 * 28, machine), "for what ATen does around the call"
     assert not packed_filters_pay(64 * 64 * 9, 64 * 56 * 56, machine)
     assert not packed_filters_pay(512 * 512 * 9, 49, target_for("cuda", "cuda:sm_90", None))
+
+
+class Behind(nn.Module):
+    """A convolution with an image added to it, or a leaky relu."""
+
+    def __init__(self, adds: bool, slope: float | None, first: bool = False) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(130, 67, 3, padding=1)
+        self.adds, self.slope, self.first = adds, slope, first
+
+    def forward(self, x: Tensor, image: Tensor) -> Tensor:
+        y = self.layer(x)
+        if self.adds:
+            y = image + y if self.first else y + image
+        return y if self.slope is None else nn.functional.leaky_relu(y, self.slope)
+
+
+@pytest.mark.parametrize("form", ["native", "python"])
+@pytest.mark.parametrize(
+    ("adds", "slope", "first"),
+    [(True, None, False), (True, None, True), (False, 0.1, False), (False, -0.5, False)],
+)
+def test_what_follows_is_in_the_call(adds: bool, slope: float | None, first: bool, form: str) -> None:
+    model = Behind(adds, slope, first)
+    x, image = torch.randn(2, 130, 11, 9), torch.randn(2, 67, 11, 9)
+    x[0, 5, 4, 4], x[1, 3, 0, 0], x[1, 7, 9, 2] = float("nan"), float("inf"), float("-inf")
+    image[0, 0], image[0, 1], image[0, 2, 1] = float("nan"), float("inf"), float("-inf")
+    graph = graph_of(model, x, image, host_program=form)
+    told = "mkldnn::_convolution_pointwise." + ("binary" if adds else "default")
+    assert [(c.op, c.calls) for c in graph.libraries] == [(told, 1)]
+    assert graph.launches == (3 if adds else 2), "the images and the result in another layout"
+    exact = Behind(adds, slope, first).double()
+    exact.load_state_dict(model.state_dict())
+    wanted, plain = exact(x.double(), image.double()), model(x, image)
+    compiled = torch.compile(model, backend="mlc", options=FREEZE | {"host_program": form})
+    for _ in range(2):
+        have = compiled(x, image)
+        assert (have.shape, have.stride()) == (plain.shape, plain.stride())
+        for test in (torch.isnan, torch.isposinf, torch.isneginf):
+            assert torch.equal(test(have), test(wanted))
+        finite = wanted.isfinite()
+        error = (have.double() - wanted)[finite].abs().max()
+        assert error <= 1000**0.5 * 2**-23 * wanted[finite].abs().max()
+
+
+def test_what_differs_from_eager_stays_a_kernel() -> None:
+    x, image = torch.randn(2, 130, 11, 9), torch.randn(2, 67, 11, 9)
+    layer = nn.Conv2d(130, 67, 3, padding=1)
+
+    def ops(function: Callable[..., Tensor], *inputs: Tensor) -> list[str]:
+        module = nn.Module()
+        module.layer, module.forward = layer, function  # type: ignore[assignment]
+        return [c.op for c in graph_of(module, *inputs).libraries]
+
+    plain = [PACKED[0]]
+    assert ops(lambda x: layer(x).relu(), x) == plain
+    assert ops(lambda x, y: (layer(x) + y).relu(), x, image) == plain
+    assert ops(lambda x, y: layer(x) + y, x, image[:1]) == plain, "a sum that spreads"
+    x[0, 5, 4, 4] = float("nan")
+    for slope in (0.0, 1e-60):
+        assert torch.compile(Behind(False, slope), backend="mlc", options=FREEZE)(x, image)[0, 0, 4, 4].isnan()
+    assert ops(lambda x, y: nn.functional.leaky_relu(layer(x) + y), x, image) == plain
+    assert ops(lambda x, y: torch.add(layer(x), y, alpha=2), x, image) == plain
+    assert ops(lambda x, y: layer(x) + y, x, image.double()) == plain
+    assert ops(lambda x: (y := layer(x)) + y, x) == plain
+    assert ops(lambda x: (y := layer(x)) * nn.functional.leaky_relu(y), x) == plain
