@@ -36,6 +36,7 @@ from ..compiling.compiled import CompiledGraph, with_values
 from ..compiling.pass_lists import STEPS, pass_lists, runner_of
 from ..importing.decompositions import decomposition_table, whole_ops
 from ..reports.override_uses import override_uses
+from ..tracing.known_floats import restart_with_known_floats
 from ..tracing.origins import number_nodes
 from ..verify.verify_graph import verified
 from .aot import Compiler, compile_with_aot
@@ -70,6 +71,7 @@ def mlc_backend(
     if differentiates_forward():
         _LOG.warning("inside of forward_ad.dual_level() nothing is compiled: torch's own ops carry derivatives forward")
         return gm.forward
+    restart_with_known_floats(gm)
     if settings.cache and (why := uncacheable()):
         say(settings.log, "cache", lambda: f"nothing is read or kept: {why}")
         settings = replace(settings, cache=False)
