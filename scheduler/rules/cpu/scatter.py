@@ -23,6 +23,8 @@ from .common import lane_bytes, vectorize_loop
 
 # Iterations that are written out where there are no lanes.
 _COPIES = 4
+# Rows that are updated at the same places by one visit of these.
+_FEATURES = 4
 # Iterations of short innermost loops, as those over the neighbours of a place, that are written out as a whole.
 _WRITTEN = 8
 
@@ -75,10 +77,29 @@ def _scatter(
         vectorize_loop(schedule, loops[lanes], target, unroll)
     else:
         inner = [lp for lp in schedule.get_loops(block.name) if lp not in shared]
-        schedule.reorder(*shared, *inner)
+        features = _features(schedule, block, [lp for lp in rest if lp in inner])
+        if features is not None:
+            # The places and weights of an update are made once for a few rows, and not for each of them.
+            inner.remove(features)
+            pieces, features = schedule.split(features, [None, _FEATURES])
+            schedule.reorder(*shared, pieces, *inner, features)
+            schedule.unroll(features)
+        else:
+            schedule.reorder(*shared, *inner)
         _write_out(schedule, inner)
     if shared:
         _try_parallel(schedule, shared[0])
+
+
+def _features(schedule: Schedule, block: Block, loops: list[str]) -> str | None:
+    """The loop over rows that are updated at the same places: along it nothing that data decide moves."""
+    moved = {s for w in block.writes for i in w.indices if is_value(i) for s in free_symbols(i)}
+    by_loop = dict(zip(schedule.get_loops(block.name), (a.var for a in block.axes), strict=False))
+    found = [
+        lp for lp in loops
+        if by_loop.get(lp) not in moved and (n := schedule.extent(lp)).is_Integer and n >= _FEATURES and n % _FEATURES == 0
+    ]  # fmt: skip
+    return found[-1] if found else None
 
 
 def _write_out(schedule: Schedule, loops: list[str]) -> None:
