@@ -236,7 +236,8 @@ def _share(place: Expr, low: Expr, up: bool) -> Expr:
 
 def _corners_along(place: Expr, extent: Expr, up: Expr) -> tuple[Expr, Expr]:
     """Of a dim, the neighbour of a place that ``up`` chooses, and its weight. Of a neighbour beside the image it is
-    ``-1 - i``, ``i`` the nearest one in it, and -1 of what is no number: additions to one pixel wait for one another."""
+    ``-1 - i``, ``i`` the nearest one in it, and -1 of what is no number: additions to one pixel would wait for one
+    another."""
     low = call("floor", place)
     chosen = Select(up, _plus(low, 1), low)
     inside = call("logical_and", call("ge", chosen, const(0, place.dtype)), call("lt", chosen, extent))

@@ -77,7 +77,7 @@ def _scatter(
         vectorize_loop(schedule, loops[lanes], target, unroll)
     else:
         inner = [lp for lp in schedule.get_loops(block.name) if lp not in shared]
-        features = _features(schedule, block, [lp for lp in rest if lp in inner])
+        features = _features(schedule, block, {v: lp for v, lp in loops.items() if lp in rest and lp in inner})
         if features is not None:
             # The places and weights of an update are made once for a few rows, and not for each of them.
             inner.remove(features)
@@ -91,15 +91,15 @@ def _scatter(
         _try_parallel(schedule, shared[0])
 
 
-def _features(schedule: Schedule, block: Block, loops: list[str]) -> str | None:
+def _features(schedule: Schedule, block: Block, loops: dict[sympy.Symbol, str]) -> str | None:
     """The loop over rows that are updated at the same places: along it nothing that data decide moves."""
     moved = {s for w in block.writes for i in w.indices if is_value(i) for s in free_symbols(i)}
-    by_loop = dict(zip(schedule.get_loops(block.name), (a.var for a in block.axes), strict=False))
-    found = [
-        lp for lp in loops
-        if by_loop.get(lp) not in moved and (n := schedule.extent(lp)).is_Integer and n >= _FEATURES and n % _FEATURES == 0
-    ]  # fmt: skip
+    found = [lp for v, lp in loops.items() if v not in moved and _is_whole(schedule.extent(lp))]
     return found[-1] if found else None
+
+
+def _is_whole(extent: sympy.Expr) -> bool:
+    return bool(extent.is_Integer and extent >= _FEATURES and extent % _FEATURES == 0)
 
 
 def _write_out(schedule: Schedule, loops: list[str]) -> None:
