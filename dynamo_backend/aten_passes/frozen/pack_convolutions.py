@@ -112,8 +112,8 @@ def _filters(node: fx.Node, known: set[fx.Node]) -> _Filters | None:
         return None
     if groups in (kind.shape[1], made.shape[1]) and groups > 1:  # a filter for each channel is for loops of ours
         return None
-    places = (_pair(n) for n in (stride, padding, dilation))
-    found = _Filters(node, x, weight, bias, *places, bool(transposed), _pair(added), groups)
+    steps, pads, spread, ends = (_pair(n) for n in (stride, padding, dilation, added))
+    found = _Filters(node, x, weight, bias, steps, pads, spread, bool(transposed), ends, groups)
     points = math.prod(taken.shape[2:]) == 1 and max(found.stride) == 1 and not any(found.padding) and groups == 1
     return None if points else found  # a filter of one element everywhere is a product of matrices
 
