@@ -18,6 +18,7 @@ from ....ir.nest.loops import contiguous_strides
 from ....ir.target import has_kernels
 from ...context import USUAL, PassContext
 from ...cost.convolution import Direction, decide, pieces_of
+from ...cost.layouts import are_measured
 from ...decisions import Alternative, place_key, text_key
 from ...facts.contraction import Decision
 from ...facts.convolution import (
@@ -59,7 +60,7 @@ def decompose_convolutions(graph: Graph, context: PassContext = USUAL) -> Graph:
                 copies = (fresh_name(f"{c.node.names[0]}_{k}", taken) for k in ("images", "filters"))
                 names = _names(c.node.names[0], taken)
                 nodes += decompose_as_product(c, names, decision.reason, tuple(copies))  # type: ignore[arg-type]
-            elif decision.decomposed and _reads_across(c):
+            elif decision.decomposed and _reads_across(c, context):
                 nodes += _turned(c, taken, decision.reason)
             elif decision.decomposed:
                 nodes += decompose_forward(c, _names(c.node.names[0], taken), decision.reason)
@@ -69,10 +70,10 @@ def decompose_convolutions(graph: Graph, context: PassContext = USUAL) -> Graph:
     return graph if same else replace(graph, nodes=tuple(nodes))
 
 
-def _reads_across(c: Convolution) -> bool:
+def _reads_across(c: Convolution, context: PassContext) -> bool:
     """Whether a depthwise convolution on a CPU would read each row of its windows across memory: its images have their
     channels innermost, as tokens have them, and its results have them outermost."""
-    if not c.is_depthwise or not c.input.device.startswith("cpu"):
+    if not c.is_depthwise or not are_measured(context.target_of(c.input.device).machine):
         return False
     return c.input.strides[1] == 1 != c.input.shape[1] and c.output.strides == contiguous_strides(c.output.shape)
 

@@ -20,6 +20,7 @@ from ....ir.graph.graph import Compute, Graph, Node, Ref, TensorType, View
 from ....ir.nest.loops import contiguous_strides
 from ....ir.target import TargetOf
 from ...context import USUAL, PassContext
+from ...cost.layouts import are_measured
 from ...facts.convolution import Convolution, axes_of, convolution
 from ..canonical.names import fresh_name
 from .convert_layouts import channels_last
@@ -45,7 +46,7 @@ def _of_tokens(node: Node, types: Mapping[str, TensorType], target_of: TargetOf)
     c = convolution(node, types)
     if c is None or c.is_backward or c.transposed or c.rank != 1 or c.input.dtype is not DType.FLOAT32:
         return None
-    if target_of(c.input.device).is_gpu or c.weight.strides != contiguous_strides(c.weight.shape):
+    if not are_measured(target_of(c.input.device).machine) or c.weight.strides != contiguous_strides(c.weight.shape):
         return None
     # Of one channel, or one element, layouts are the same.
     if 1 in (c.input.shape[1], c.input.shape[2], c.output.shape[1], c.output.shape[2]):
