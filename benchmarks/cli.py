@@ -25,6 +25,7 @@ from .models.spec import SIZES, Size
 from .peers import FREEZE, Peer, parse_peers
 from .run_compile import LAYERS, MODEL, run_compile
 from .run_kernels import failed, run_kernel
+from .run_kernels import meant as kernel_modes
 from .run_memory import run_memory
 from .run_models import MODES, meant, run_model
 from .run_target import TARGET_SUITES, run_target, tell_changed
@@ -32,7 +33,7 @@ from .run_tuning import run_tuning, tuning_options
 from .schema import CaseResult, Report, resume_report
 from .steps import Keep, begun, newest, run_steps, stamp
 from .table import print_report
-from .timing import TimingSettings
+from .timing import CLOCKS, TimingSettings
 
 # Nodes of the graphs of scaling.
 NODES = (100, 300, 1000, 3000, 10000)
@@ -102,7 +103,9 @@ def progress_bar(console: Console) -> Progress:
     "--peers", default="eager,mlc,inductor", callback=peers_option, help="eager, or backends of torch.compile."
 )
 @click.option("--filter", "patterns", multiple=True, help="Cases whose name contains this; may be given again.")
-@click.option("--mode", type=click.Choice((*MODES, "both")), default="both", help="Of models, compile and memory.")
+@click.option(
+    "--mode", type=click.Choice((*MODES, "both")), default="both", help="Of kernels, models, compile and memory."
+)
 @click.option("--dtype", type=click.Choice(tuple(DTYPES)), default="float32", help="Of kernels, models and memory.")
 @click.option(
     "--size",
@@ -120,6 +123,7 @@ def progress_bar(console: Console) -> Progress:
     "--repeat", type=click.IntRange(min=1), help="Rounds: 20 on the CPU, 100 on a GPU; 1 for compile and memory."
 )
 @click.option("--flush/--no-flush", default=None, help="Empty caches before each call; on for kernels on a GPU.")
+@click.option("--clock", type=click.Choice(tuple(CLOCKS)), default="wall", help="Of kernels and models on a CPU.")
 @click.option("--threads", type=click.IntRange(min=1), help="Threads of torch; as torch chooses them by default.")
 @click.option(
     "--target",
@@ -160,6 +164,7 @@ def main(
     dynamic: bool,
     repeat: int | None,
     flush: bool | None,
+    clock: str,
     threads: int | None,
     target: str,
     minutes: str,
@@ -230,7 +235,9 @@ def main(
     cuda = device == "cuda"
     size = size or ("full" if cuda else "small")
     rounds = repeat or (1 if suite in ("compile", "memory", "scaling") else 100 if cuda else 20)
-    timing = TimingSettings(device, rounds, flush=flush if flush is not None else cuda and suite == "kernels")
+    timing = TimingSettings(
+        device, rounds, flush=flush if flush is not None else cuda and suite == "kernels", clock=clock
+    )
     modes = MODES if mode == "both" else (mode,)
     report = Report(
         suite=suite,
@@ -245,6 +252,7 @@ def main(
             "least_s": timing.least_s,
             "warmup_s": timing.warmup_s,
             "flush": timing.flush,
+            "clock": timing.clock,
         },
         roofline=None,
         **begun(),
@@ -289,7 +297,14 @@ def main(
                 steps = {n: partial(generate.run_generate, generate.CASES[n], *last) for n in chosen}
             elif suite == "kernels":
                 variants = VARIANTS if variant == "both" else (variant,)
-                steps = {f"{n}, {v}": partial(run_kernel, KERNELS[n], v, *last) for n in chosen for v in variants}
+                steps = {
+                    f"{n}, {v}" + (", training" if m == "training" else ""): partial(
+                        run_kernel, KERNELS[n], v, m, *last
+                    )
+                    for n in chosen
+                    for v in variants
+                    for m in kernel_modes(KERNELS[n], modes)
+                }
             else:
                 steps = {
                     f"{n}, {m}": partial(run_model, MODELS[n], size, m, *last)

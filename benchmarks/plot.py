@@ -14,7 +14,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from .peers import EAGER
 from .schema import CaseResult, Report
-from .table import PHASES, mebibytes
+from .table import PHASES, mebibytes, sized
 
 # Colours that stay apart for the colour-blind (Okabe and Ito).
 COLOURS = {"eager": "#7f7f7f", "inductor": "#0072B2", "mlc": "#D55E00"}
@@ -28,7 +28,7 @@ def colours(names: list[str]) -> dict[str, str]:
 
 
 def label(case: CaseResult, suite: str) -> str:
-    return f"{case.name} · {case.variant if suite == 'kernels' else case.mode}"
+    return f"{case.name} · {sized(case) if suite == 'kernels' else case.mode}"
 
 
 def write_plot(report: Report, path: Path) -> None:

@@ -12,6 +12,11 @@ from .peers import EAGER
 from .schema import CaseResult, PeerResult, Report
 
 
+def sized(case: CaseResult) -> str:
+    """The size of a kernel, and what is done beside inference."""
+    return case.variant if case.mode == "inference" else f"{case.variant}, {case.mode}"
+
+
 def seconds(value: float | None) -> str:
     """Three significant digits with a unit that fits."""
     if value is None:
@@ -82,7 +87,7 @@ def timing_table(report: Report) -> Table:
             table.add_column("kernels", justify="right")
     for case in report.cases:
         size = (case.nbytes or 0) / 2**20 if kernels else (case.flops or 0) / 1e9
-        row: list[Text | str] = [case.name, case.variant] + ([] if kernels else [case.mode])
+        row: list[Text | str] = [case.name, sized(case)] if kernels else [case.name, case.variant, case.mode]
         row += [f"{size:.3g}", seconds(case.floor_s)]
         for name in names:
             share = case.share(name)

@@ -22,6 +22,7 @@ class KernelCase:
     ``shapes``: by device type and variant.
     ``make``: inputs in float32 (or integers) on the CPU for a shape; ``inputs`` converts and moves them.
     ``touched``: bytes that must move where that is not all of the inputs and outputs (a gather reads some rows only).
+    ``gradients``: how many of the first inputs take gradients in training; with none the case is of inference alone.
     """
 
     name: str
@@ -29,6 +30,7 @@ class KernelCase:
     make: Maker
     shapes: Mapping[str, Mapping[str, Shape]]
     touched: Callable[[Sequence[Tensor], Sequence[Tensor]], int] | None = None
+    gradients: int = 0
 
     def inputs(self, variant: str, device: str, dtype: torch.dtype, shape: Shape | None = None) -> tuple[Tensor, ...]:
         """Inputs of a variant, or of any other ``shape`` of the same rank."""

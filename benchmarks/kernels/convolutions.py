@@ -52,6 +52,11 @@ def transposed_mean(x: Tensor, kernel: Tensor) -> Tensor:
     return (F.conv_transpose2d(x, kernel, stride=2, padding=1, output_padding=1) * 0.5).mean((2, 3))
 
 
+def transposed_relu(x: Tensor, kernel: Tensor) -> Tensor:
+    """The same images with what follows of each element."""
+    return torch.tanh(F.relu(F.conv_transpose2d(x, kernel, stride=2, padding=1, output_padding=1)))
+
+
 def _transposed(shape: Shape, generator: torch.Generator) -> tuple[Tensor, ...]:
     channels = shape[1]
     kernel = torch.randn(channels, channels, 3, 3, generator=generator)
@@ -82,5 +87,6 @@ CASES = (
     KernelCase("norm_relu_depthwise", norm_relu_depthwise, _maker(3), DEPTHWISE),
     KernelCase("convnext_head", convnext_head, _maker(7, norm=False), DEPTHWISE),
     KernelCase("transposed_mean", transposed_mean, _transposed, TRANSPOSED),
+    KernelCase("transposed_relu", transposed_relu, _transposed, TRANSPOSED),
     KernelCase("points_norm_relu", points_norm_relu, _maker(1, grow=4), POINTS),
 )

@@ -11,6 +11,14 @@ from torch import Tensor
 from .case import HEADS, ROWS, KernelCase, Shape, last, normal, same
 
 
+def relu(x: Tensor) -> Tensor:
+    return F.relu(x)
+
+
+def tanh(x: Tensor) -> Tensor:
+    return torch.tanh(x)
+
+
 def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
     return F.gelu(x + bias)
 
@@ -94,6 +102,8 @@ LISTS: Mapping[str, Mapping[str, Shape]] = {
 }
 
 CASES = (
+    KernelCase("relu", relu, normal(same), ROWS),
+    KernelCase("tanh", tanh, normal(same), ROWS),
     KernelCase("bias_gelu", bias_gelu, normal(same, last), ROWS),
     KernelCase("gelu_tanh", gelu_tanh, normal(same), ROWS),
     KernelCase("gelu_backward", gelu_backward, normal(same, same), ROWS),

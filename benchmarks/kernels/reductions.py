@@ -55,6 +55,15 @@ def mse_loss(x: Tensor, y: Tensor) -> Tensor:
     return F.mse_loss(x, y)
 
 
+def huber_loss(x: Tensor, y: Tensor) -> Tensor:
+    return F.huber_loss(x, y, delta=0.5)
+
+
+def logits_loss(x: Tensor, y: Tensor) -> Tensor:
+    """Binary cross entropy of logits; the targets are probabilities."""
+    return F.binary_cross_entropy_with_logits(x, torch.sigmoid(y))
+
+
 def make_masked(shape: Shape, generator: torch.Generator) -> tuple[Tensor, ...]:
     keep = torch.rand(shape, generator=generator) < 0.8
     keep[:, 0] = True
@@ -78,4 +87,6 @@ CASES = (
     KernelCase("log_softmax", log_softmax, normal(same), ROWS),
     KernelCase("cross_entropy", cross_entropy, make_classes, ROWS),
     KernelCase("mse_loss", mse_loss, normal(same, same), ROWS),
+    KernelCase("huber_loss", huber_loss, normal(same, same), ROWS, gradients=1),
+    KernelCase("logits_loss", logits_loss, normal(same, same), ROWS, gradients=1),
 )

@@ -7,10 +7,12 @@ from types import MappingProxyType
 
 from . import (
     attention,
+    blocks,
     convolutions,
     images,
     movement,
     norms,
+    points,
     pointwise,
     products,
     quantized,
@@ -19,5 +21,8 @@ from . import (
 )
 from .case import KernelCase
 
-_FILES = (pointwise, reductions, norms, movement, quantized, attention, convolutions, images, products, substitutions)
+_FILES = (
+    pointwise, reductions, norms, movement, quantized, attention, convolutions, images, points, blocks, products,
+    substitutions,
+)  # fmt: skip
 KERNELS: Mapping[str, KernelCase] = MappingProxyType({case.name: case for file in _FILES for case in file.CASES})

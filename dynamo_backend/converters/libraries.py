@@ -16,7 +16,11 @@ library(
     "aten._convolution.default",
 )  # fmt: skip
 library("matrix product: oneDNN, with the weight in its layout", "mkldnn._linear_pointwise.default")
-library("convolution: oneDNN, with the filters in its layout", "mkldnn._convolution_pointwise.default")
+library(
+    "convolution: oneDNN, with the filters in its layout",
+    "mkldnn._convolution_pointwise.default", "mkldnn._convolution_pointwise.binary",
+    "mkldnn._convolution_transpose_pointwise.default",
+)  # fmt: skip
 library(
     "attention: torch's flash and memory-efficient kernels",
     *(

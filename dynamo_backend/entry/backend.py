@@ -43,6 +43,7 @@ from ..locking.lock_store import written_sections
 from ..locking.scope import LockScope
 from ..reports.numerics_uses import numerics_uses
 from ..reports.override_uses import override_uses
+from ..tracing.known_floats import restart_with_known_floats
 from ..tracing.origins import number_nodes
 from ..verify.verify_graph import verified
 from .aot import Compiler, compile_with_aot
@@ -77,6 +78,7 @@ def mlc_backend(
     if differentiates_forward():
         _LOG.warning("inside of forward_ad.dual_level() nothing is compiled: torch's own ops carry derivatives forward")
         return gm.forward
+    restart_with_known_floats(gm)
     if settings.cache and (why := uncacheable()):
         say(settings.log, "cache", lambda: f"nothing is read or kept: {why}")
         settings = replace(settings, cache=False)

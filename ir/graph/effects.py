@@ -23,10 +23,14 @@ LINEAR = "mkldnn::_linear_pointwise.default"
 # What such a call says, as its last argument, of an activation of several forms that it does not have: where the weight
 # is plain memory. A call whose weight is packed has an empty text there.
 PLAIN_WEIGHT = None
-# Its convolution of images with channels innermost.
+# Its convolutions of images, which it makes with channels innermost; that to whose result another image is added; the
+# transposed one.
 CONVOLUTION = "mkldnn::_convolution_pointwise.default"
+CONVOLUTION_SUM = "mkldnn::_convolution_pointwise.binary"
+CONVOLUTION_TRANSPOSED = "mkldnn::_convolution_transpose_pointwise.default"
+CONVOLUTIONS = (CONVOLUTION, CONVOLUTION_SUM, CONVOLUTION_TRANSPOSED)
 # Places of operands that lie in a layout of a library's own: these have no strides, and no address to look at.
-_OPAQUE = {LINEAR: 1, CONVOLUTION: 1}
+_OPAQUE = {LINEAR: 1, CONVOLUTION: 1, CONVOLUTION_SUM: 2, CONVOLUTION_TRANSPOSED: 1}
 
 
 def opaque_operand(node: Node) -> str | None:

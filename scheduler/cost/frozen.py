@@ -20,8 +20,9 @@ NOTICED = 0.02
 # are multiplied; and what a call of oneDNN takes, in calls of BLAS.
 VECTOR, PUT_IN_ORDER, PACKED_RATE, PACKED_CALL = 0.9, 0.15, 1.15, 18.0
 
-# Nanoseconds of an element of a filter that oneDNN puts in order, on one core of Zen 5.
-FILTER_IN_ORDER = 0.3
+# Nanoseconds on one core of Zen 5: of an element of a filter that oneDNN puts in order; of what a call of ATen's
+# convolution does beside that, and one of oneDNN's does not; and the share of a convolution that is worth the copy.
+FILTER_IN_ORDER, PLAIN_CALL, NOTICED_FILTERS = 0.3, 2e4, 0.005
 
 # Steps of arithmetic from which a table is read where its elements would be made again, where so many elements are read
 # with each: a load of a small table takes as long as a few of them.
@@ -87,11 +88,12 @@ def packed_times(rows: int, inner: int, columns: int, itemsize: int, target: Tar
 
 
 def packed_filters_pay(elements: int, pixels: int, target: Target) -> bool:
-    """Whether a convolution that makes ``pixels`` of all images with filters of so many ``elements`` is faster where
-    these are in a library's own layout."""
+    """Whether a convolution is faster by a noticeable share where its filters, of so many ``elements``, are in a
+    library's own layout. ``pixels`` are those of all images, of a transposed convolution's input and else of its
+    result: each is multiplied by every element."""
     if target.is_gpu or not target.machine.calls_libraries:
         return False
-    return FILTER_IN_ORDER * elements >= NOTICED * 2.0 * elements * pixels / target.machine.matmul
+    return FILTER_IN_ORDER * elements + PLAIN_CALL >= NOTICED_FILTERS * 2.0 * elements * pixels / target.machine.matmul
 
 
 def table_pays(steps: int, size: int, elements: int, target: Target) -> bool:

@@ -174,7 +174,8 @@ def build_fusion_nodes(graph: Graph, views: ViewMap) -> tuple[list[FusionNode], 
             values = _substitute(values, trivial, nodes, outside, counts, extents, graph.symbols, once, packed)
             if values is before:
                 break
-        values = tuple(_gather_narrow(simplify_value(v, keeps_rounding(node, v)), narrower) for v in values)
+        values = _read_narrow(values, narrower, nodes, extents)
+        values = tuple(simplify_value(v, keeps_rounding(node, v)) for v in values)
         fused = FusionNode(
             index, node.names, node.types, node.axes, reduce_axes, extents, values,
             None if isinstance(node, Compute) else node.monoid, node.origins, collect_loads(values),
@@ -245,17 +246,28 @@ def _narrowed(fused: FusionNode, nodes: Mapping[str, FusionNode]) -> str | None:
     return value.buffer if narrow and nodes[value.buffer].monoid is not None else None
 
 
-def _gather_narrow(value: Expr, narrower: Mapping[str, FusionNode]) -> Expr:
-    """Elements of a reduction's result at places that data name are read in its narrower form: who reads so is never in
-    one kernel with the reduction, which would write the wider form for that reader alone."""
+def _read_narrow(
+    values: tuple[Expr, ...], narrower: Mapping[str, FusionNode], nodes: Mapping[str, FusionNode],
+    extents: Mapping[sympy.Symbol, sympy.Expr],
+) -> tuple[Expr, ...]:  # fmt: skip
+    """Elements of a reduction's result that are read by who is never in one kernel with the reduction, which would
+    write the wider form for that reader alone, are read in the narrower form: those at places that data name, and those
+    of a scan that are read beside the place that is visited, or for more places than there are."""
+    points = sympy.Mul(*extents.values())
+    found = [ld for v in values for ld in loads(v) if ld.buffer in narrower]
+    apart = {
+        ld.buffer for ld in found
+        if (scan := nodes[ld.buffer]).scan_axis is not None
+        and (points != scan.types[0].numel or len(set(ld.indices)) < len(ld.indices) or not _is_regular(ld.indices, {}))
+    }  # fmt: skip
 
     def leaf(e: Expr) -> Expr | None:
-        if isinstance(e, Load) and e.buffer in narrower and any(is_value(i) for i in e.indices):
-            found = narrower[e.buffer]
-            return Cast(Load(found.name, e.indices, found.types[0].dtype), e.dtype)
+        if isinstance(e, Load) and e.buffer in narrower and (e.buffer in apart or any(is_value(i) for i in e.indices)):
+            made = narrower[e.buffer]
+            return Cast(Load(made.name, e.indices, made.types[0].dtype), e.dtype)
         return None
 
-    return rewrite(value, leaf)
+    return tuple(rewrite(v, leaf) for v in values) if found else values
 
 
 def _better_read(fused: FusionNode, outside: set[str], nodes: dict[str, FusionNode]) -> bool:

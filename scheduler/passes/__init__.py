@@ -16,6 +16,7 @@ from .canonical.simplify_algebra import simplify_algebra
 from .canonical.widen import widen
 from .convolution.convert_layouts import convert_layouts
 from .convolution.decompose_convolutions import decompose_convolutions
+from .convolution.lift_sequences import lift_sequences
 from .convolution.multiply_points import multiply_points
 from .products.chain_products import chain_products
 from .products.decompose_contractions import decompose_contractions
@@ -50,6 +51,7 @@ GRAPH_PASSES: tuple[Pass[Graph, PassContext], ...] = (
     Pass("pad_products", GRAPH, pad_products, needs=(NO_DEAD,)),
     Pass("decompose_contractions", GRAPH, decompose_contractions, needs=(NO_DEAD,)),
     Pass("decompose_convolutions", GRAPH, decompose_convolutions),
+    Pass("lift_sequences", GRAPH, lift_sequences),
     Pass("convert_layouts", GRAPH, convert_layouts),
     Pass("multiply_points", GRAPH, multiply_points),
     Pass("shift_scans", GRAPH, Plain(shift_scans)),
@@ -62,7 +64,7 @@ GRAPH_PASSES: tuple[Pass[Graph, PassContext], ...] = (
 __all__ = [
     "GRAPH_PASSES", "alias_copies", "begin_scatters", "chain_products", "collapse_one_hot", "convert_layouts",
     "decompose_contractions", "decompose_convolutions", "eliminate_common", "eliminate_dead", "inline_masks",
-    "inline_operands", "multiply_by_onednn", "multiply_points", "pad_products", "rewrite_attention",
+    "inline_operands", "lift_sequences", "multiply_by_onednn", "multiply_points", "pad_products", "rewrite_attention",
     "rewrite_logsumexp", "settle_scatters", "shift_scans", "simplify_algebra", "split_reductions", "substitute",
     "unroll_reductions", "widen",
 ]  # fmt: skip

@@ -1,6 +1,7 @@
 """The command line: bad input is refused with the nearest right one, a small run writes what it promises."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,8 @@ from benchmarks.kernels.registry import KERNELS
 from benchmarks.machine import Roofline
 from benchmarks.models.registry import MODELS
 from benchmarks.peers import parse_peers
-from benchmarks.run_kernels import failed, run_kernel
-from benchmarks.run_models import run_model
+from benchmarks.run_kernels import failed, meant, run_kernel
+from benchmarks.run_models import MODES, run_model
 from benchmarks.schema import from_json
 from benchmarks.timing import TimingSettings
 
@@ -79,10 +80,32 @@ def test_a_peer_that_raises_does_not_stop_the_others(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(type(peers[0]), "compile", broken)
     case = KERNELS["row_sum"]
-    result = run_kernel(case, "odd", peers, torch.float32, False, QUICK, ROOFLINE)
+    result = run_kernel(case, "odd", "inference", peers, torch.float32, False, QUICK, ROOFLINE)
     assert result.peers["aot_eager"].error == "RuntimeError: no such kernel"
     assert failed(result) == ["aot_eager"]
     assert len(result.peers["eager"].samples) == 2
+
+
+def test_a_kernel_in_training_has_its_gradients_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = KERNELS["huber_loss"]
+    case = replace(case, shapes={"cpu": {"odd": (12, 18)}})
+    peers = parse_peers("eager,aot_eager")
+    settings = replace(QUICK, clock="cpu")
+    assert meant(case, MODES) == ["inference", "training"] and meant(KERNELS["row_sum"], MODES) == ["inference"]
+    result = run_kernel(case, "odd", "training", peers, torch.float32, False, settings, ROOFLINE)
+    assert (result.mode, failed(result)) == ("training", [])
+    assert all(len(p.samples) == 2 for p in result.peers.values())
+    compile_ = type(peers[0]).compile
+
+    def doubled(peer, function, dynamic):  # type: ignore[no-untyped-def]
+        if peer.name == "eager":
+            return compile_(peer, function, dynamic)
+        return lambda *args: (loss := function(*args)) * 2 - loss.detach()
+
+    monkeypatch.setattr(type(peers[0]), "compile", doubled)
+    result = run_kernel(case, "odd", "training", peers, torch.float32, False, settings, ROOFLINE)
+    assert failed(result) == ["aot_eager"]
+    assert result.peers["aot_eager"].accuracy["worst"] == "output 1"
 
 
 def test_wrong_gradients_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from benchmarks.kernels.case import VARIANTS
 from benchmarks.kernels.registry import KERNELS
 from benchmarks.run_kernels import named, outputs_of
 
-SMALL = {2: (12, 18), 3: (9, 14, 20), 4: (2, 6, 4, 8)}
+SMALL = {2: (12, 18), 3: (9, 14, 20), 4: (2, 6, 4, 8), 5: (2, 4, 3, 6, 8)}
 
 
 @pytest.mark.parametrize("name", list(KERNELS))

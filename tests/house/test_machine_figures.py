@@ -72,7 +72,7 @@ ALLOWED = {
     "rules/cpu/concat.py": {"LONG": RATIO, "HEAVY": RATIO, "MOST_PARTS": TEXT, "MOST_NODES": TEXT},
     "rules/cpu/contraction.py": {"MOST_PACKED": TEXT},
     "rules/cpu/cross.py": {"PIECE": ERROR},
-    "rules/cpu/scatter.py": {"_COPIES": TEXT, "_WRITTEN": TEXT},
+    "rules/cpu/scatter.py": {"_FEATURES": TEXT, "_COPIES": TEXT, "_WRITTEN": TEXT},
     "rules/cpu/split.py": {"INLINE": TEXT, "PIECE": ERROR, "MAX_PARTIALS": TEXT},
     "rules/gpu/attention.py": {"STAGES": FIRST},
     "rules/gpu/attention_bias.py": {"STAGES": FIRST},

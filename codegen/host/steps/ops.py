@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ....ir.graph.effects import CONVOLUTION, KEPT_OP, LINEAR, resolve_op
+from ....ir.graph.effects import CONVOLUTIONS, KEPT_OP, LINEAR, resolve_op
 from ....ir.graph.graph import Library, OpRef
 
 # Namespaces of ops that torch itself defines, with their fake kernels, and of our own.
@@ -24,7 +24,7 @@ _COPY = frozenset(("aten::_fft_r2c.default", "aten::_fft_c2r.default", "aten::_f
 MAKERS = _COPY | {
     "aten::convolution.default", "aten::mkldnn_convolution.default", "aten::convolution_backward.default",
     "aten::_scaled_dot_product_flash_attention_for_cpu.default",
-    "aten::_scaled_dot_product_flash_attention_for_cpu_backward.default", LINEAR, CONVOLUTION,
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward.default", LINEAR, *CONVOLUTIONS,
 }  # fmt: skip
 
 

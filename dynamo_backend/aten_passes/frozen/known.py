@@ -18,7 +18,10 @@ from ..share_nodes import _is_higher, storage_of
 # Ops whose meaning is torch's own.
 _OWN = ("aten", "prims")
 # Weights in a layout of a library's own: the results are read by its ops alone.
-PACKING = ("mkldnn::_reorder_linear_weight", "mkldnn::_reorder_convolution_weight")
+PACKING = (
+    "mkldnn::_reorder_linear_weight", "mkldnn::_reorder_convolution_weight",
+    "mkldnn::_reorder_convolution_transpose_weight",
+)  # fmt: skip
 # Memory with nothing in it is no value.
 _EMPTY = (
     "empty",

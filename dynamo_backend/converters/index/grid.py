@@ -235,12 +235,17 @@ def _share(place: Expr, low: Expr, up: bool) -> Expr:
 
 
 def _corners_along(place: Expr, extent: Expr, up: Expr) -> tuple[Expr, Expr]:
-    """Of a dim, the neighbour of a place that ``up`` chooses, -1 where it lies beside the image, and its weight."""
+    """Of a dim, the neighbour of a place that ``up`` chooses, and its weight. Of a neighbour beside the image it is
+    ``-1 - i``, ``i`` the nearest one in it, and -1 of what is no number: additions to one pixel would wait for one
+    another."""
     low = call("floor", place)
     chosen = Select(up, _plus(low, 1), low)
     inside = call("logical_and", call("ge", chosen, const(0, place.dtype)), call("lt", chosen, extent))
     weight = Select(up, _share(place, low, True), _share(place, low, False))
-    return Select(inside, cast(chosen, DType.INT32), const(-1, DType.INT32)), weight
+    zero = const(0, place.dtype)
+    near = Select(call("gt", chosen, zero), Select(call("lt", chosen, extent), chosen, _plus(extent, -1)), zero)
+    here, beside = cast(near, DType.INT32), call("sub", const(-1, DType.INT32), cast(near, DType.INT32))
+    return Select(inside, here, beside), weight
 
 
 def _gradient_of_image(ctx: ImportContext, grad: Tensor, x: Tensor, made: Sequence[Tensor], mode: int) -> Tensor:
@@ -275,8 +280,8 @@ def _gradient_of_image(ctx: ImportContext, grad: Tensor, x: Tensor, made: Sequen
         corners.append(corner)
         value = call("mul", value, weight)
     inside = all_of([call("ge", c, const(0, c.dtype)) for c in corners])
-    # What lies beside the image goes nowhere: zero is added to its first pixel.
-    target = [cast(call("maximum", c, const(0, c.dtype)), DType.INT64) for c in corners]
+    # What lies beside the image goes nowhere: zero is added to the nearest pixel.
+    target = [cast(call("maximum", c, call("sub", const(-1, c.dtype), c)), DType.INT64) for c in corners]
     value = Select(inside, value, const(0, value.dtype))
     return scatter(ctx, SUM, const(0, out.dtype.compute), Source(shape, (*at[:2], *target), value))
 

@@ -19,7 +19,7 @@ from typing import TypeAlias
 import sympy
 
 from ....ir.expr.value import Load
-from ....ir.graph.effects import CONVOLUTION
+from ....ir.graph.effects import CONVOLUTIONS
 from ....ir.graph.facts import names_in
 from ....ir.graph.graph import Compute, Graph, Input, Library, Node, Origin, Reduction, Ref, TensorType, View, uses
 from ....ir.nest.loops import contiguous_strides
@@ -90,7 +90,7 @@ def _layout(kind: TensorType) -> str | None:
 def _is_last(node: Node) -> bool:
     """Whether a library's call makes images with channels innermost, whatever else is decided: filters that it has put
     in order want those."""
-    return isinstance(node, Library) and node.target == CONVOLUTION
+    return isinstance(node, Library) and node.target in CONVOLUTIONS
 
 
 def is_same(view: View, types: Mapping[str, TensorType]) -> bool:

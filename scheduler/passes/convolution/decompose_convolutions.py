@@ -10,17 +10,21 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ....ir.expr.symbols import SymbolTable
+from ....ir.expr.value import Load
 from ....ir.graph.facts import names_in
-from ....ir.graph.graph import Graph, Library, Node, Reduction, TensorType
+from ....ir.graph.graph import Compute, Graph, Library, Node, Reduction, TensorType
 from ....ir.machine import Machine
+from ....ir.nest.loops import contiguous_strides
 from ....ir.target import has_kernels
 from ...context import USUAL, PassContext
 from ...cost.convolution import Direction, decide, pieces_of
+from ...cost.layouts import are_measured
 from ...decisions import Alternative, place_key, text_key
 from ...facts.contraction import Decision
 from ...facts.convolution import (
     Convolution,
     Names,
+    axes_of,
     convolution,
     decompose_bias_gradient,
     decompose_forward,
@@ -30,6 +34,7 @@ from ...facts.convolution import (
 from ...facts.image_products import decompose_as_product, is_image_product
 from ..canonical.names import fresh_name
 from ..reduction.split_reductions import cuts_for, in_pieces
+from .convert_layouts import channels_last
 
 _GRADIENTS: tuple[tuple[Direction, Callable[[Convolution, Names, TensorType, str], list[Node]]], ...] = (
     (Direction.INPUT, decompose_input_gradient),
@@ -55,12 +60,33 @@ def decompose_convolutions(graph: Graph, context: PassContext = USUAL) -> Graph:
                 copies = (fresh_name(f"{c.node.names[0]}_{k}", taken) for k in ("images", "filters"))
                 names = _names(c.node.names[0], taken)
                 nodes += decompose_as_product(c, names, decision.reason, tuple(copies))  # type: ignore[arg-type]
+            elif decision.decomposed and _reads_across(c, context):
+                nodes += _turned(c, taken, decision.reason)
             elif decision.decomposed:
                 nodes += decompose_forward(c, _names(c.node.names[0], taken), decision.reason)
             else:
                 nodes.append(replace(c.node, reason=decision.reason))
     same = len(nodes) == len(graph.nodes) and all(a is b for a, b in zip(nodes, graph.nodes, strict=True))
     return graph if same else replace(graph, nodes=tuple(nodes))
+
+
+def _reads_across(c: Convolution, context: PassContext) -> bool:
+    """Whether a depthwise convolution on a CPU would read each row of its windows across memory: its images have their
+    channels innermost, as tokens have them, and its results have them outermost."""
+    if not c.is_depthwise or not are_measured(context.target_of(c.input.device).machine):
+        return False
+    return c.input.strides[1] == 1 != c.input.shape[1] and c.output.strides == contiguous_strides(c.output.shape)
+
+
+def _turned(c: Convolution, taken: set[str], reason: str) -> list[Node]:
+    """Such a convolution with its channels as lanes, and its result in the layout that it has: what reads it, which
+    moves each element once, does that too."""
+    result, kind = c.node.names[0], c.output
+    made = fresh_name(f"{result}_last", taken)
+    last = replace(c, output=replace(kind, strides=channels_last(kind.shape)))
+    axes = axes_of(len(kind.shape))
+    copy = Compute(result, kind, axes, Load(made, axes, kind.dtype), c.node.origins)
+    return [*decompose_forward(last, _names(made, taken), reason), copy]
 
 
 def _decided(c: Convolution, direction: Direction, graph: Graph, context: PassContext) -> Decision:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ....ir.expr.value import free_symbols, is_value, loads
 from ....ir.nest.hints import CASCADE, CHAIN, HOLD
 from ....ir.nest.loops import Block, LoopNest, Update
 from ....ir.target import Target
@@ -37,11 +38,23 @@ def _matches(nest: LoopNest, target: Target) -> bool:
 def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
     shape = analyse(nest)
     partials = _partials(shape, target)
+    if _gathers(shape):
+        # Where the elements of a column lie, and what they weigh, is in registers while its reduction runs.
+        return {"unroll": (2, 1), "turns": (1, 16), "partials": partials}
     if _is_outer(shape):
         # What a column reads is in registers while its reduction runs, and so are its accumulators.
         return {"unroll": (2, 1, 4, 8), "turns": (1, 16), "partials": partials}
     # Vectors of a row in turns read memory as a stream; the columns' accumulators stay in the first-level cache.
     return {"unroll": (8, 4, 2), "turns": (16, 1), "partials": partials}
+
+
+def _gathers(shape: NestShape) -> bool:
+    """Whether data say for each column which elements it reads, the same way along the whole reduction."""
+    column, inner = shape.rows[-1][0], {v for v, _ in shape.inner}
+    values = [v for b in shape.reductions for s in b.body if isinstance(s, Update) for v in s.values]
+    indices = [i for v in values for ld in loads(v) for i in ld.indices if is_value(i)]
+    found = [free_symbols(i) for i in indices]
+    return any(column in s for s in found) and all(inner.isdisjoint(s) for s in found)
 
 
 def _is_outer(shape: NestShape) -> bool:

@@ -23,6 +23,8 @@ from .common import lane_bytes, vectorize_loop
 
 # Iterations that are written out where there are no lanes.
 _COPIES = 4
+# Rows that are updated at the same places by one visit of these.
+_FEATURES = 4
 # Iterations of short innermost loops, as those over the neighbours of a place, that are written out as a whole.
 _WRITTEN = 8
 
@@ -75,10 +77,29 @@ def _scatter(
         vectorize_loop(schedule, loops[lanes], target, unroll)
     else:
         inner = [lp for lp in schedule.get_loops(block.name) if lp not in shared]
-        schedule.reorder(*shared, *inner)
+        features = _features(schedule, block, {v: lp for v, lp in loops.items() if lp in rest and lp in inner})
+        if features is not None:
+            # The places and weights of an update are made once for a few rows, and not for each of them.
+            inner.remove(features)
+            pieces, features = schedule.split(features, [None, _FEATURES])
+            schedule.reorder(*shared, pieces, *inner, features)
+            schedule.unroll(features)
+        else:
+            schedule.reorder(*shared, *inner)
         _write_out(schedule, inner)
     if shared:
         _try_parallel(schedule, shared[0])
+
+
+def _features(schedule: Schedule, block: Block, loops: dict[sympy.Symbol, str]) -> str | None:
+    """The loop over rows that are updated at the same places: along it nothing that data decide moves."""
+    moved = {s for w in block.writes for i in w.indices if is_value(i) for s in free_symbols(i)}
+    found = [lp for v, lp in loops.items() if v not in moved and _is_whole(schedule.extent(lp))]
+    return found[-1] if found else None
+
+
+def _is_whole(extent: sympy.Expr) -> bool:
+    return bool(extent.is_Integer and extent >= _FEATURES and extent % _FEATURES == 0)
 
 
 def _write_out(schedule: Schedule, loops: list[str]) -> None:
