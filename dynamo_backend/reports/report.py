@@ -359,11 +359,10 @@ class GraphReport:
         rows = []
         for k in self.kernels:
             t = k.traffic
-            counts = (t.moved * k.calls, t.least * k.calls, t.operations * k.calls) if t else (None, None, None)
-            seconds = times.get(k.name)
-            rows.append(
-                CostRow(k.name, k.calls, *counts, seconds, k.rule or "ATen", k.workload[:SHORT], k.lines or k.ops)
-            )
+            moved, least, done = (t.moved * k.calls, t.least * k.calls, t.operations * k.calls) if t else (None,) * 3
+            seconds, lines = times.get(k.name), k.lines or k.ops
+            row = CostRow(k.name, k.calls, moved, least, done, seconds, k.rule or "ATen", k.workload[:SHORT], lines)
+            rows.append(row)
         by_op: dict[str, list[LibraryReport]] = {}
         for c in self.libraries:
             by_op.setdefault(c.op, []).append(c)
