@@ -11,7 +11,7 @@ import sympy
 import torch
 
 from ....ir.expr.dtypes import DType
-from ....ir.expr.value import Const, Expr, Select, call, const
+from ....ir.expr.value import Const, Expr, Select, call, cast, const
 from ..context import ImportContext, Scalar, Tensor
 from ..registry import NoConversion, converter
 from ..terms import axes, convert
@@ -36,12 +36,38 @@ def _register_unary(name: str, targets: tuple[str, ...], fn: Callable[[Expr], Ex
     unary.__name__ = name
 
 
+def _rounded_to(ctx: ImportContext) -> DType | None:
+    """The half type in which eager's kernels for CPUs take all operands of the current node, numbers too and scalars of
+    wider types; None elsewhere, and where rounding need not be eager's."""
+    kind = ctx.type()
+    return kind.dtype if ctx.numerics == "eager" and kind.dtype.is_half and kind.device == "cpu" else None
+
+
+def _number(ctx: ImportContext, x: Scalar) -> Scalar:
+    """A number as eager's kernels take it."""
+    half = _rounded_to(ctx)
+    return x if half is None or not isinstance(x, float) else torch.tensor(x, dtype=half.torch).item()
+
+
+def _of_one_type(ctx: ImportContext, fn: Callable[..., Expr], *operands: Operand) -> Tensor:
+    """``fn`` of operands as eager's kernels take them. Those of products and quotients are as they are given."""
+    half = _rounded_to(ctx)
+    if half is None:
+        return ctx.pointwise(fn, *operands)
+    others = [not isinstance(x, Tensor) or x.dtype is not half for x in operands]
+
+    def rounded(*values: Expr) -> Expr:
+        return fn(*(cast(cast(v, half), v.dtype) if other else v for v, other in zip(values, others, strict=True)))
+
+    return ctx.pointwise(rounded, *operands)
+
+
 def _register_binary(name: str, targets: tuple[str, ...], fn: Callable[[Expr, Expr], Expr]) -> None:
     @converter(*targets)
     def binary(ctx: ImportContext, a: Operand, b: Operand) -> Tensor:
         if name == "nextafter" and ctx.type().dtype.is_half:
             raise NoConversion("the next number of a half type, which is no neighbour in float32")
-        return ctx.pointwise(fn, a, b)
+        return ctx.pointwise(fn, a, b) if name in ("mul", "div") else _of_one_type(ctx, fn, a, b)
 
     binary.__name__ = name
 
@@ -143,21 +169,22 @@ def _scaled(ctx: ImportContext, v: Expr, alpha: Scalar) -> Expr:
 
 @converter("aten.add.Tensor", "aten.add.Scalar")
 def add_alpha(ctx: ImportContext, a: Operand, b: Operand, alpha_: Scalar = 1, *, alpha: Scalar | None = None) -> Tensor:
-    scale = alpha_ if alpha is None else alpha
-    return ctx.pointwise(lambda x, y: add(x, _scaled(ctx, y, scale)), a, b)
+    scale = _number(ctx, alpha_ if alpha is None else alpha)
+    return _of_one_type(ctx, lambda x, y: add(x, _scaled(ctx, y, scale)), a, b)
 
 
 @converter("aten.sub.Tensor", "aten.sub.Scalar")
 def sub_alpha(ctx: ImportContext, a: Operand, b: Operand, alpha_: Scalar = 1, *, alpha: Scalar | None = None) -> Tensor:
-    scale = alpha_ if alpha is None else alpha
     _ensure_subtracted(a, b)
-    return ctx.pointwise(lambda x, y: call("sub", x, _scaled(ctx, y, scale)), a, b)
+    scale = _number(ctx, alpha_ if alpha is None else alpha)
+    return _of_one_type(ctx, lambda x, y: call("sub", x, _scaled(ctx, y, scale)), a, b)
 
 
 @converter("aten.rsub.Tensor", "aten.rsub.Scalar")
 def rsub(ctx: ImportContext, a: Operand, b: Operand, alpha: Scalar = 1) -> Tensor:
     _ensure_subtracted(a, b)
-    return ctx.pointwise(lambda x, y: call("sub", y, _scaled(ctx, x, alpha)), a, b)
+    scale = _number(ctx, alpha)
+    return _of_one_type(ctx, lambda x, y: call("sub", y, _scaled(ctx, x, scale)), a, b)
 
 
 def _ensure_subtracted(*operands: Operand) -> None:
@@ -209,7 +236,8 @@ def _power(v: Expr, exponent: float) -> Expr:
 def pow_scalar(ctx: ImportContext, x: Tensor, exponent: Scalar) -> Tensor:
     if isinstance(exponent, sympy.Expr):
         return ctx.pointwise(_general_power, x, exponent)
-    return ctx.pointwise(lambda v: _power(v, exponent), x)  # type: ignore[arg-type]
+    power = _number(ctx, exponent)
+    return ctx.pointwise(lambda v: _power(v, power), x)  # type: ignore[arg-type]
 
 
 def _general_power(a: Expr, b: Expr) -> Expr:
@@ -220,7 +248,7 @@ def _general_power(a: Expr, b: Expr) -> Expr:
 
 @converter("aten.pow.Tensor_Tensor", "aten.pow.Scalar")
 def pow_tensor(ctx: ImportContext, a: Operand, b: Operand) -> Tensor:
-    return ctx.pointwise(_general_power, a, b)
+    return _of_one_type(ctx, _general_power, a, b)
 
 
 @converter("aten.round.decimals")

@@ -209,3 +209,29 @@ def test_thresholds_of_integers_keep_their_digits(check: Callable[..., Any], dty
     numbers = (0.5, 0.25), (2.9, 7.9), (1, 3)
     check(lambda x: [torch.nn.functional.threshold(x, *n) for n in numbers], x)
     check(lambda x: torch.nn.functional.threshold(x.double(), 0.5, 0.25), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, y: x + 0.3,
+        lambda x, y: 0.3 - x,
+        lambda x, y: (x * 1.7 + 0.3) * y / 0.7,
+        lambda x, y: torch.add(x, y, alpha=0.3),
+        lambda x, y: torch.rsub(x, y, alpha=0.3),
+        lambda x, y: x + torch.tensor(0.3),
+        lambda x, y: x * torch.tensor(0.3),
+        lambda x, y: torch.atan2(x, torch.tensor(0.3)),
+        lambda x, y: x.abs() ** 0.3 + 0.3**y,
+    ],
+    ids=["sum", "from", "chain", "scaled", "scaled from", "scalar", "product", "atan2", "powers"],
+)
+def test_numbers_of_half_types_are_taken_as_eager_takes_them(
+    f: Callable[..., torch.Tensor], dtype: torch.dtype
+) -> None:
+    """Sums and powers round them, products and quotients do not. Of scaled sums eager rounds what is left of a vector
+    otherwise than vectors, so there is nothing left here."""
+    x, y = torch.randn(2, 3072, generator=torch.Generator().manual_seed(0)).to(dtype)
+    options = {"numerics": "eager"}
+    torch.testing.assert_close(torch.compile(f, backend="mlc", options=options)(x, y), f(x, y), rtol=0, atol=0)
