@@ -103,7 +103,8 @@ PARTS = {"first": Part, "second": Part, "third": Part}
         ({"second": Renamed}, ()),
         # Its gradients need those of the next, which were nobody's before.
         ({"before": Part}, ("parts.before", "parts.first")),
-        ({"second": Block}, ("parts.second",)),
+        # What is weighed of a neighbour (rows in blocks) depends on what is next to it.
+        ({"second": Block}, ("parts.second", "parts.first")),
     ],
     ids=["activation", "width", "variables", "inserted", "other"],
 )
