@@ -103,7 +103,8 @@ PARTS = {"first": Part, "second": Part, "third": Part}
         ({"second": Renamed}, ()),
         # Its gradients need those of the next, which were nobody's before.
         ({"before": Part}, ("parts.before", "parts.first")),
-        ({"second": Block}, ("parts.second",)),
+        # What is weighed of a neighbour (rows in blocks) depends on what is next to it.
+        ({"second": Block}, ("parts.second", "parts.first")),
     ],
     ids=["activation", "width", "variables", "inserted", "other"],
 )
@@ -120,6 +121,8 @@ def test_only_lines_of_what_was_edited_change(
         # Launches that parts share have lines of several.
         shared = {e[1] for e in (*before[name], *after[name]) if "launched as one" in e}
         for part, *texts in found:
+            if part == "saved" and texts[0].startswith("forward: "):  # autograd saves views that torch gives no module
+                continue
             if part != SCHEDULES and texts[0] not in (*shared, GRAPH):  # schedules have the names of no part
                 assert any(e in text for e in edited for text in texts), (name, part, texts)
         one, other = ([e for e in lines[name] if e[1] not in shared] for lines in (before, after))
