@@ -324,11 +324,13 @@ class GraphReport:
         rows = []
         for k in self.kernels:
             t = k.traffic
-            counts = (t.moved * k.calls, t.least * k.calls, t.operations * k.calls) if t else (None, None, None)
-            seconds = times.get(k.name)
+            moved, least, operations = (t.moved, t.least, t.operations) if t else (None, None, None)
             rows.append(
-                CostRow(k.name, k.calls, *counts, seconds, k.rule or "ATen", k.workload[:SHORT], k.lines or k.ops)
-            )
+                CostRow(
+                    k.name, k.calls, _times(moved, k.calls), _times(least, k.calls), _times(operations, k.calls),
+                    times.get(k.name), k.rule or "ATen", k.workload[:SHORT], k.lines or k.ops,
+                )
+            )  # fmt: skip
         by_op: dict[str, list[LibraryReport]] = {}
         for c in self.libraries:
             by_op.setdefault(c.op, []).append(c)
@@ -394,3 +396,7 @@ class GraphBreak:
     def __str__(self) -> str:
         told = next((line.strip() for line in self.reason.splitlines() if line.strip()), "no reason given")
         return f"graph break: {told}" + (f"\n  at {self.line}" if self.line else "")
+
+
+def _times(each: int | None, calls: int) -> int | None:
+    return None if each is None else each * calls
