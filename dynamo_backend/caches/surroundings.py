@@ -19,7 +19,7 @@ from ...runtime.cache.foreign_code import UnknownCode, described, foreign_code
 from ...runtime.settings.options import Options
 from ...runtime.targets import target_for
 from ...scheduler import rules
-from ...scheduler.numerics import EAGER, FAST, is_fast
+from ...scheduler.numerics import EAGER, FAST, NumericsByPlace, is_fast
 from .. import converters
 from ..compiling.pass_lists import pass_lists
 from ..compiling.register import UserRewrite
@@ -104,7 +104,7 @@ def surroundings(options: Options, devices: Iterable[str]) -> dict[str, str]:
         _FOREIGN: _process_fingerprint(),
         "default type": str(torch.get_default_dtype()),  # in which a whole number is compared with a float
         "host program": options.host_program,
-        "numerics by place": str(options.numerics),
+        "numerics by place": str(options.numerics) if isinstance(options.numerics, NumericsByPlace) else "",
         "schedules by hand": str(options.schedules.content if options.schedules is not None else None),
         "targets": " ".join(
             repr(target_for(d, options.target, options.threads, options.cpu_products, options.libraries))

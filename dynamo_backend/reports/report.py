@@ -5,6 +5,7 @@ Texts that are meant to be printed are such that standard output can show them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -35,6 +36,7 @@ from .segments import contiguous_bytes
 from .traffic import Traffic
 
 _SHOWN, _NAMED = 8, 3
+_BRACKETS = re.compile(r" \([^()]*\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,8 +377,8 @@ class GraphReport:
         told += [f"  {k.name} is scheduled {k.chosen}" for k in self.kernels if k.chosen not in ("", "by default")]
         notes = together(((k.name, note) for k in self.kernels for note in k.notes), _NAMED)
         told += [f"  not left to a library: {line}" for line in notes]
-        # Behind the bracket stands what is so of one call alone; ``libraries`` have it.
-        left = together(((c.op, c.reason.partition(" (")[0]) for c in self.libraries), _NAMED)
+        # In brackets stands what is so of one call alone; ``libraries`` have it.
+        left = together(((c.op, _BRACKETS.sub("", c.reason)) for c in self.libraries), _NAMED)
         return told + [f"  left to a library: {line}" for line in left]
 
     def _resource_lines(self) -> list[str]:

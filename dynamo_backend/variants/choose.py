@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from math import inf
+from math import inf, isfinite
 
 import sympy
+from torch._ops import HigherOrderOperator
 
 from ...codegen.host.bind_sizes import bind_sizes
 from ...codegen.host.steps.step import BindSize
@@ -86,11 +87,12 @@ def planned_variants(job: Job, key: GraphKey | None, plan: Plan) -> PlannedVaria
 
 def _may_part(job: Job, plan: Plan) -> bool:
     """Whether one graph may become several programs. What is called from another graph is parted with that, a limit of
-    memory is about the sizes at hand, and what is tuned, or under a lock, is one program."""
+    memory is about the sizes at hand, and what is tuned, or under a lock, is one program. So is what calls
+    higher-order ops, whose bodies are traced for the sizes of the call."""
     options = job.options
     if options.lock is not None or options.memory_limit is not None or options.tune or options.schedules is not None:
         return False
-    if job.region or job.regions:
+    if job.region or job.regions or any(isinstance(n.target, HigherOrderOperator) for n in job.gm.graph.nodes):
         return False
     return bool(plan.imported.symbols.sizes)
 
@@ -118,7 +120,8 @@ class _Planner:
 
         def weight(size: Size) -> float:
             here = typical[size.symbol]
-            return times.at({**typical, size.symbol: 8 * here}) / times.at({**typical, size.symbol: max(here // 8, 1)})
+            more, less = (times.at({**typical, size.symbol: n}) for n in (8 * here, max(here // 8, 1)))
+            return more / less if isfinite(more) and less else 0.0
 
         return max(given, key=lambda g: weight(g[0]))
 

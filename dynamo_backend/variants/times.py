@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 
 import sympy
 
@@ -46,8 +47,12 @@ class PlanTimes:
         return self._target(next((d for d in devices if d != "cpu"), "cpu")).machine
 
     def at(self, sizes: Sizes) -> float:
-        """Nanoseconds of a run at some sizes; what they do not name has its typical size."""
-        return self._of_graph(self.plan.fusion.graph, sizes)
+        """Nanoseconds of a run at some sizes; what they do not name has its typical size. Infinity where there are no
+        such sizes: something is divided by what is nothing there."""
+        try:
+            return self._of_graph(self.plan.fusion.graph, sizes)
+        except ZeroDivisionError:
+            return inf
 
     def _of_graph(self, graph: Graph, sizes: Sizes) -> float:
         graph = replace(graph, symbols=_typical(graph.symbols, sizes))

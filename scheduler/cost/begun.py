@@ -14,7 +14,7 @@ from torch.utils.flop_counter import flop_registry
 from ...ir.function.function import Callee, TensorFunction
 from ...ir.graph.begun import HOST, is_begun, is_begun_copy, is_wait
 from ...ir.graph.collectives import is_collective
-from ...ir.graph.effects import resolve_op
+from ...ir.graph.effects import resolve_op, schema_of
 from ...ir.graph.graph import CallRegion, CallTensor, Graph, Library, Node, Ref, uses
 from ...ir.machine import Machine
 
@@ -87,6 +87,8 @@ class Times:
 
     def _of_library(self, node: Library) -> int:
         """Operations of products, convolutions and attention, by torch's own count of them; of other calls none."""
+        if schema_of(node.target) is None:
+            return 0  # what the host program does itself, such as handing out memory
         count = flop_registry.get(getattr(resolve_op(node.target), "overloadpacket", None))
         if count is None:
             return 0

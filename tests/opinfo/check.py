@@ -308,7 +308,7 @@ def _recorded(seen: list[CompiledGraph]) -> Iterator[None]:
 
 
 def _kernels(graph: CompiledGraph) -> int:
-    match = re.match(r"# \S+ (\d+) kernels", graph.text.text)
+    match = re.match(r"# \S+ (\d+) kernels?", graph.text.text)
     return int(match[1]) if match else 0
 
 

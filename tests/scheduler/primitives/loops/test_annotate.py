@@ -44,7 +44,10 @@ def test_annotations_survive_what_comes_after(nests: Mapping[str, LoopNest], pro
         ("b5", "grain", 1, "there is no loop or block b5", ""),
         ("", "num_warp", 4, "there is no hint 'num_warp'", "did you mean 'num_warps'?"),
         ("b0_i0", "prefech", 4096, "there is no hint 'prefech'", "did you mean 'prefetch'?"),
-        ("b0", "note", 1, "there is no hint 'note'", "a block has evict, tensorize, operands, input_precision, atomic"),
+        (
+            "b0", "note", 1, "there is no hint 'note'",
+            "a block has evict, live_from, live_to, tensorize, operands, input_precision, atomic",
+        ),
         ("b0", "num_warps", 4, "'num_warps' is no hint of a block", "it is one of a nest"),
         ("b0_i0", "evict:in0", "evict_last", "'evict' is no hint of a loop", "it is one of a nest or a block"),
         ("", "num_warps", 3, "'num_warps' cannot be 3", "did you mean 2? it takes 1, 2, 4, 8, 16, 32"),
