@@ -150,8 +150,8 @@ class _CodeSearch:
 
 
 def _ours() -> list[str]:
-    names = (n for n in list(sys.modules) if n.startswith(_BEGINS) or n == PACKAGE)
-    return sorted(n for n in names if not n.startswith(_ASIDE))
+    loaded = sorted(name for name in list(sys.modules) if name.startswith(_BEGINS) or name == PACKAGE)
+    return [module for module in loaded if not module.startswith(_ASIDE)]
 
 
 def _entries_of(table: dict[Any, Any]) -> tuple[Any, ...]:
