@@ -32,8 +32,8 @@ from ..repeats.layers import Layers
 from .host_programs import HostCode, Keep, stored_host_code
 from .kernels import KernelBuild
 
-# By the part of a graph that they are about, "" for all of it: lines of a lock file.
-LockLines: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
+# Lines of a graph's section of a lock file.
+LockLines: TypeAlias = tuple[str, ...]
 # Where the record of a program in front of several has their names and keys, by their numbers.
 VARIANTS = "variants"
 
@@ -117,7 +117,7 @@ class CompiledGraph:
     ``key`` is that of the program in the cache, "" where it is not there. ``kept`` is all that another process needs to
     run it; None where ATen ops run in place of a kernel. ``capture`` tells how its launches can be
     captured, ``python`` what of a host program that was to be native is not, and why. ``recipe`` makes the last inputs
-    of ``call``, which do not change between calls. ``lock`` are the lines of its sections of a lock file, where one is
+    of ``call``, which do not change between calls. ``lock`` are the lines of its section of a lock file, where one is
     asked for.
     """
 
@@ -188,7 +188,7 @@ def stored_graph(
     say(options.log, "cache", lambda: f"{name}: program of {counted(record['launches'], 'kernel')} found")
     say(options.log, "timing", lambda: f"{name}: {timer}")
     taken, kept = tuple(record["overridden"]), Program(record, tuple(c for c in codes.values() if c is not None), host)
-    locked = tuple((str(part), tuple(map(str, lines))) for part, lines in record.get("lock", ()))
+    locked = tuple(map(str, record.get("lock", ())))
     return CompiledGraph(name, told, call, timer, overridden=taken, key=key, kept=kept, capture=capture, lock=locked)
 
 

@@ -98,6 +98,6 @@ def program_of(job: Job, host: Hosted, kernels: Mapping[str, KernelBuild], lock:
         "capture": asdict(host.capture),
         "lazy": [astuple(x) for x in job.lazy],
         "devices": job.devices,
-        **({"lock": [[part, [*lines]] for part, lines in lock]} if lock else {}),
+        **({"lock": [*lock]} if lock else {}),
     }
     return Program(record, tuple(b.code for b in kernels.values() if b.code is not None), host.code)

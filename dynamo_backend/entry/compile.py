@@ -200,7 +200,7 @@ def _told_lock(job: Job, stages: Stages, opened: OpenLock | None) -> LockLines:
     if opened is None:
         return ()
     with job.timer.phase("lock"):
-        return (("", tuple(lines_of_lock(stages, opened.names, job.gm, job.saved, opened.settings))),)
+        return tuple(lines_of_lock(stages, opened.names, job.gm, job.saved, opened.settings))
 
 
 def _tell(job: Job, host: Hosted, plan: Plan) -> None:

@@ -97,12 +97,6 @@ class OpenLock:
                 told.append(f"{spec.name} {typed_value(spec, value)}")
         return [*told, *(["deterministic algorithms"] if torch.are_deterministic_algorithms_enabled() else [])]
 
-    def settle(self, sections: Sequence[tuple[str, Sequence[str]]]) -> None:
-        """Do with what was decided what the mode says: a body for each part of the graph, "" for all of it. Raises
-        LockError."""
-        for part, body in sections:
-            self._settle(self.name + part, body)
-
     def unfollowed(self, error: BaseException) -> LockError:
         """That what the file has cannot be done here."""
         return LockError(
@@ -110,8 +104,9 @@ class OpenLock:
             "since it was written: write it again (MLC_LOCK_MODE=write) and look at the difference"
         )
 
-    def _settle(self, name: str, body: Sequence[str]) -> None:
-        section = Section.of(name, body)
+    def settle(self, body: Sequence[str]) -> None:
+        """Do with what was decided what the mode says. Raises LockError."""
+        name, section = self.name, Section.of(self.name, body)
         if self.options.lock_mode == "write":
             number = written_sections(self.path).number(name, self.names.text)
             write_section(self.path, Section.of(section_name(name, number), body))

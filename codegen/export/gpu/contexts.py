@@ -11,7 +11,7 @@ from ..constants import Constants
 from ..contexts import ARENA, ARENA_BYTES, MEMORY, MODEL, PLACES, WORDS
 from ..routine import Routine
 from .device import CONTEXT, NUMBER, POOLS
-from .driver import driven, driven_anyway
+from .driver import driven, driven_anyway, refused
 
 # Fields of a context behind those that every library has.
 STREAM, OWN_STREAM = 10, 11
@@ -70,8 +70,7 @@ def _make(constants: Constants, weights: int, mutable_bytes: int, words: int) ->
     r.line("ret i32 0")
     what, status = r.failed()
     r.line(f"call void @free_context(ptr {context})")
-    failed = r.value(f"call i32 @driver_failed(ptr %text, ptr {t('context')}, ptr {what}, i32 {status})")
-    r.line(f"ret i32 {failed}")
+    refused(r, t("context"), what, status)
     made = r.text("\n; A context of a model: a code, with a sentence where it is not zero.\n"
                   "define internal i32 @make_context(ptr %text, ptr %model, ptr %result)")  # fmt: skip
     return made + _filled(constants, mutable_bytes)
@@ -91,8 +90,7 @@ def _filled(constants: Constants, mutable_bytes: int) -> str:
     code = r.value("call i32 @copy_state(ptr %text, ptr %context, ptr %places)")
     r.line(f"ret i32 {code}")
     what, status = r.failed()
-    failed = r.value(f"call i32 @driver_failed(ptr %text, ptr {t('context')}, ptr {what}, i32 {status})")
-    r.line(f"ret i32 {failed}")
+    refused(r, t("context"), what, status)
     return r.text("\ndefine internal i32 @fill_context(ptr %text, ptr %context, ptr %places)")
 
 
@@ -116,8 +114,7 @@ def _copy_state(constants: Constants, weights: int) -> str:
     driven(r, constants, "cuStreamSynchronize", stream)
     r.line("ret i32 0")
     what, status = r.failed()
-    failed = r.value(f"call i32 @driver_failed(ptr %text, ptr {t('context')}, ptr {what}, i32 {status})")
-    r.line(f"ret i32 {failed}")
+    refused(r, t("context"), what, status)
     return r.text("\n; The addresses of weights for a context, and copies of those that calls write to.\n"
                   "define internal i32 @copy_state(ptr %text, ptr %context, ptr %places)")  # fmt: skip
 
@@ -183,8 +180,7 @@ def _grow(constants: Constants) -> str:
         r.value(f"{SAY} {t('%s: a call with these sizes needs %lld bytes of scratch, and the GPU has not so many')}, "
                 f"ptr {name}, i64 %needed)")  # fmt: skip
         r.line(f"ret i32 {CODES['memory']}")
-    failed = r.value(f"call i32 @driver_failed(ptr %text, ptr {name}, ptr {what}, i32 {status})")
-    r.line(f"ret i32 {failed}")
+    refused(r, name, what, status)
     return r.text("\n; Make the arena of a context large enough.\n"
                   "define internal i32 @grow_arena(ptr %text, ptr %f, ptr %context, i64 %needed)")  # fmt: skip
 
@@ -196,8 +192,7 @@ def _enter(constants: Constants) -> str:
     driven(r, constants, "cuCtxPushCurrent_v2", gpu)
     r.line("ret i32 0")
     what, status = r.failed()
-    code = r.value(f"call i32 @driver_failed(ptr %text, ptr {name}, ptr {what}, i32 {status})")
-    r.line(f"ret i32 {code}")
+    refused(r, name, what, status)
     return r.text("\n; Begin a call.\n"
                   "define internal i32 @enter(ptr %text, ptr %f, ptr %context)")  # fmt: skip
 
@@ -241,8 +236,7 @@ def _give(constants: Constants) -> str:
     r.store("ptr", "%stream", "%Context", "%context", STREAM)
     r.line("ret i32 0")
     what, status = r.failed()
-    code = r.value(f"call i32 @driver_failed(ptr %text, ptr {t('stream')}, ptr {what}, i32 {status})")
-    r.line(f"ret i32 {code}")
+    refused(r, t("stream"), what, status)
     return r.text("\n; Let calls of a context go to another stream.\n"
                   "define internal i32 @give_stream(ptr %text, ptr %context, ptr %stream)")  # fmt: skip
 

@@ -13,7 +13,7 @@ from ..codes import CODES, SAY
 from ..constants import Constants, struct
 from ..library import GpuVariant
 from ..routine import Routine
-from .driver import driven, driven_anyway, function_of
+from .driver import driven, driven_anyway, function_of, refused
 
 # Attributes of devices and functions, by the driver's numbers.
 _MAJOR, _MINOR, _POOLS = 75, 76, 115
@@ -142,8 +142,7 @@ def _begin(constants: Constants, variants: Sequence[GpuVariant], first: int, nby
     r.store("ptr", "null", "%Model", "%model", 0)
     r.line("ret i32 0")
     what, status = r.failed()
-    code = r.value(f"call i32 @driver_failed(ptr %text, ptr {t('open')}, ptr {what}, i32 {status})")
-    r.line(f"ret i32 {code}")
+    refused(r, t("open"), what, status)
     begun = r.text(
         "\n; Make the GPU of the options the one of a model whose weights are mapped. Whatever it returns,\n"
         "; @end_device lets go of what is there.\n"
@@ -183,8 +182,7 @@ def _fill(constants: Constants, first: int, nbytes: int) -> str:
     r.line(f"ret i32 {code}")
     if r.failures:
         what, status = r.failed()
-        failed = r.value(f"call i32 @driver_failed(ptr %text, ptr {t('open')}, ptr {what}, i32 {status})")
-        r.line(f"ret i32 {failed}")
+        refused(r, t("open"), what, status)
     return r.text("\ndefine internal i32 @fill_device(ptr %text, ptr %device, ptr %variant, ptr %mapped)")
 
 
@@ -250,8 +248,7 @@ def _load(constants: Constants) -> str:
         r.store("i64", r.value(f"add i64 {number}, 1"), "i64", record, _WORDS["variants"])
     r.line("ret i32 0")
     what, status = r.failed()
-    code = r.value(f"call i32 @driver_failed(ptr %text, ptr {t('open')}, ptr {what}, i32 {status})")
-    r.line(f"ret i32 {code}")
+    refused(r, t("open"), what, status)
     return r.text("\n; Load the machine code of a variant, and write what launches read of it.\n"
                   "define internal i32 @load_kernels(ptr %text, ptr %device, ptr %variant)")  # fmt: skip
 

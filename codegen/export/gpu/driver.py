@@ -111,6 +111,13 @@ def driven(r: Routine, constants: Constants, name: str, *given: str) -> None:
     r.tried(constants.text(name), f"call i32 @{name}({arguments})")
 
 
+def refused(r: Routine, whose: str, what: str, status: str) -> None:
+    """Return the code of a failure of the driver, and leave its sentence: ``whose`` call it was, ``what`` failed (both
+    pointers to text), and the driver's status."""
+    code = r.value(f"call i32 @driver_failed(ptr %text, ptr {whose}, ptr {what}, i32 {status})")
+    r.line(f"ret i32 {code}")
+
+
 def driven_anyway(r: Routine, name: str, *given: str) -> str:
     """Call a function of the driver: its status."""
     kinds = [k for k in _ALL[name].split(", ") if k]
