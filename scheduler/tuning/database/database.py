@@ -42,7 +42,7 @@ from .rows import (
     target_key,
     trace_hash,
 )
-from .schema import SCHEMA, prepare, session_number, target_number, version_of, workload_number
+from .schema import SCHEMA, prepare, session_number, target_number, version_of, workload_number, write_ahead
 from .sharing import Imported, exported, exported_rows, import_lines
 from .shipped import Shipped
 from .verify import Verified, remove, verify
@@ -420,8 +420,7 @@ class Database:
             return self._read_only()
         try:
             version_of(connection)  # a newer file is not even put into another mode
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = NORMAL")
+            write_ahead(connection, BUSY_SECONDS)
             prepare(connection)
         except sqlite3.Error:
             connection.close()

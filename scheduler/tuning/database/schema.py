@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 import uuid
 
 from .decisions import TABLE, has_table
@@ -73,6 +74,21 @@ def version_of(connection: sqlite3.Connection) -> int:
     if found > SCHEMA:
         raise NewerSchemaError(found)
     return found or (1 if _first_tables(connection) else 0)
+
+
+def write_ahead(connection: sqlite3.Connection, seconds: float) -> None:
+    """Let readers and a writer go on at the same time. Of two processes that change the mode of one file at a time
+    SQLite refuses one at once instead of waiting as it does elsewhere: that one tries again, for so many seconds."""
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            break
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > until:
+                raise
+            time.sleep(0.01)
+    connection.execute("PRAGMA synchronous = NORMAL")
 
 
 def prepare(connection: sqlite3.Connection) -> None:

@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import warnings
 from pathlib import Path
 
@@ -145,6 +146,7 @@ def test_a_newer_file_is_refused_once_and_left_alone(tmp_path: Path) -> None:
 
 _OPEN = """
 import sys
+import threading
 from torch_mlc.ir.target import Target
 from torch_mlc.scheduler.tuning.database import Database
 print("ready", flush=True)
@@ -234,3 +236,17 @@ def test_a_file_of_the_second_form_gets_what_it_has_not(tmp_path: Path) -> None:
     with Database(tmp_path / "other.sqlite") as other:
         assert other.take([("lines", lines)]).left_out == 0
         assert other.similar(sketched) == [found]
+
+
+def test_a_file_that_another_process_is_migrating_is_waited_for(tmp_path: Path) -> None:
+    """SQLite refuses to change the mode of a file at once where another one is about to write it."""
+    path = tmp_path / "tuning.sqlite"
+    first_file(path, workloads=3)
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    timer = threading.Timer(0.2, other.execute, ("COMMIT",))
+    timer.start()
+    with Database(path, "v1") as db:
+        assert len(db.tuned()) == 3
+    timer.join()
+    other.close()
