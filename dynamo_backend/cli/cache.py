@@ -13,7 +13,7 @@ from ...runtime.cache.cache import DiskCache
 from ...runtime.plain_text import counted
 from .near import Commands, program_name, tell
 from .options import cache_folder_here
-from .tuned import forget_tuned, summary, tuned_here
+from .tuned import forget_tuned, searched_here, summary, tuned_here
 
 
 def cache_here() -> DiskCache:
@@ -79,7 +79,7 @@ def clear(tuning: bool) -> None:
     if tuning:
         tell(forget_tuned())
         return
-    tuned = tuned_here()
-    if tuned:
+    tuned, searched = tuned_here(), searched_here()
+    if tuned or searched:
         mend = f"`{program_name()} cache clear --tuning` removes them"
-        tell(f"kept {summary(tuned)}, which still decide schedules; {mend}")
+        tell(f"kept {summary(tuned, len(searched))}, which still decide; {mend}")

@@ -16,7 +16,7 @@ from ...runtime.plain_text import counted
 from ...runtime.targets import cpu_target, target_for
 from ..demo.train import cpp_compiler
 from .cache import cache_here
-from .tuned import summary, tuned_here
+from .tuned import searched_here, summary, tuned_here
 
 PACKAGES = ("torch", "triton", "llvmlite", "sympy", "numpy")
 
@@ -54,7 +54,7 @@ def info() -> None:
     rows.append(("C++ compiler", f"{cpp_compiler() or 'not found'} (torch-mlc needs none; Inductor does on the CPU)"))
     rows.append(("cache folder", str(disk.folder)))
     rows.append(("", f"{counted(len(disk.entries()), 'entry', 'entries')}, {decimal(disk.size_bytes())}"))
-    rows.append(("tuning", summary(tuned_here())))
+    rows.append(("tuning", summary(tuned_here(), len(searched_here()))))
     table = Table(show_header=False, box=None)
     for name, value in rows:
         table.add_row(name, value)

@@ -16,12 +16,12 @@ from rich.table import Table
 
 from ...runtime.plain_text import counted
 from ...scheduler.schedule.overrides import SHORT
-from ...scheduler.tuning.database import Record, Told
+from ...scheduler.tuning.database import GraphDecisions, Record, Told, Verdict
 from ..compiling.tuning import DATABASE
 from .near import Commands, program_name, tell
 from .options import cache_folder_here
 from .tune_files import export, import_measurements, verify
-from .tuned import database_here, duration, forget_tuned, speed, summary, tuned_here
+from .tuned import database_here, duration, forget_tuned, searched_here, speed, summary, tuned_here
 
 # Measurements of one kernel on one target that `show` prints.
 _SHOWN = 12
@@ -44,8 +44,8 @@ for command in (export, import_measurements, verify):
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Rows at most.")
 @click.option("--json", "as_json", is_flag=True, help="All of it, as JSON.")
 def list_tuned(limit: int, as_json: bool) -> None:
-    """The kernels that were tuned, with the fastest schedule of each."""
-    tuned = tuned_here()
+    """The kernels that were tuned, with the fastest schedule of each, and the graphs whose decisions were searched."""
+    tuned, searched = tuned_here(), searched_here()
     path = cache_folder_here() / DATABASE
     if as_json:
         rows = [
@@ -55,7 +55,11 @@ def list_tuned(limit: int, as_json: bool) -> None:
             }
             for t in tuned
         ]  # fmt: skip
-        tell(json.dumps({"database": str(path), "tuned": rows}, indent=2))
+        graphs = [
+            {"graph": graph, "target": target, "measured": len(sets), **_decided(_taken(sets))}
+            for (graph, target), sets in searched.items()
+        ]
+        tell(json.dumps({"database": str(path), "tuned": rows, "searched": graphs}, indent=2))
         return
     if tuned:
         table = _table("workload", "target", "fastest", "speed", "rule", "tried", "by", "last")
@@ -75,31 +79,54 @@ def list_tuned(limit: int, as_json: bool) -> None:
         _print(table)
         if len(tuned) > limit:
             tell(f"… and {len(tuned) - limit} more; --limit shows them")
-    tell(f"{summary(tuned)}, in {path}" if tuned else f"nothing was tuned: {path} has no measurement")
+    if searched:
+        table = _table("graph", "target", "time", "speed", "taken", "tried", "by", "last")
+        for (graph, target), sets in list(searched.items())[:limit]:
+            taken = _taken(sets)
+            table.add_row(
+                graph[:SHORT],
+                target,
+                duration(taken.seconds) if taken and taken.seconds is not None else "",
+                speed(taken.ratio) if taken else "",
+                (str(taken.chosen) or "the default") if taken else "no search ended",
+                str(len(sets)),
+                _by(taken) if taken else "",
+                max(s.date for s in sets)[:10],
+            )
+        _print(table)
+        if len(searched) > limit:
+            tell(f"… and {len(searched) - limit} more; --limit shows them")
+    known = tuned or searched
+    tell(f"{summary(tuned, len(searched))}, in {path}" if known else f"nothing was tuned: {path} has no measurement")
 
 
 @tune.command()
-@click.argument("workload")
+@click.argument("name")
 @click.option("--all", "everything", is_flag=True, help="Every measurement, not the first ones only.")
 @click.option("--json", "as_json", is_flag=True, help="All of it, as JSON.")
-def show(workload: str, everything: bool, as_json: bool) -> None:
-    """One kernel: its nest, and how each schedule did on each machine. WORKLOAD is the beginning of its name in
-    `list`."""
+def show(name: str, everything: bool, as_json: bool) -> None:
+    """One kernel: its nest, and how each schedule did on each machine; or one graph: how each set of decisions did.
+    NAME is the beginning of its name in `list`."""
     with database_here() as database:
-        found = database.of_workload(workload) if database is not None else []
-    keys = sorted({m.workload.key for m in found})
-    if not keys:
+        found = database.of_workload(name) if database is not None else []
+    searched = searched_here(name)
+    kernels, graphs = sorted({m.workload.key for m in found}), sorted({graph for graph, _ in searched})
+    if not kernels and not graphs:
         raise click.ClickException(
-            f"no kernel {workload!r} was tuned; `{program_name()} tune list` shows those that were"
+            f"no kernel or graph {name!r} was tuned; `{program_name()} tune list` shows those that were"
         )
-    if len(keys) > 1:
-        several = ", ".join(key[:SHORT] for key in keys[:8])
-        raise click.UsageError(f"{workload!r} is the beginning of {len(keys)} kernels: {several}")
+    if len(kernels) + len(graphs) > 1:
+        several = ", ".join(key[:SHORT] for key in [*kernels, *graphs][:8])
+        what = "kernels" if not graphs else "kernels and graphs"
+        raise click.UsageError(f"{name!r} is the beginning of {len(kernels) + len(graphs)} {what}: {several}")
+    if graphs:
+        _show_graph(graphs[0], searched, everything, as_json)
+        return
     if as_json:
         rows = [{"target": m.target, "predicted": m.predicted, **_told(m.record), **_raced(m.record)} for m in found]
-        tell(json.dumps({"workload": keys[0], "nest": found[0].workload.text, "measurements": rows}, indent=2))
+        tell(json.dumps({"workload": kernels[0], "nest": found[0].workload.text, "measurements": rows}, indent=2))
         return
-    tell(keys[0])
+    tell(kernels[0])
     tell(found[0].workload.text.rstrip() or "(the text of its nest is not known)")
     for (target, predicted), group in groupby(found, key=lambda m: (m.target, m.predicted)):
         measured = list(group)
@@ -107,6 +134,46 @@ def show(workload: str, everything: bool, as_json: bool) -> None:
         _show(measured if everything else measured[:_SHOWN])
         if len(measured) > _SHOWN and not everything:
             tell(f"… and {len(measured) - _SHOWN} more; --all shows them")
+
+
+def _show_graph(
+    graph: str, searched: dict[tuple[str, str], list[GraphDecisions]], everything: bool, as_json: bool
+) -> None:
+    if as_json:
+        rows = [{"target": target, **_decided(found)} for (_, target), sets in searched.items() for found in sets]
+        tell(json.dumps({"graph": graph, "measurements": rows}, indent=2))
+        return
+    tell(graph)
+    for (_, target), sets in searched.items():
+        tell(f"\non {target}: {counted(len(sets), 'measurement')}")
+        table = _table("time", "speed", "noise", "samples", "verdict", "date", "decisions")
+        for found in sets if everything else sets[:_SHOWN]:
+            table.add_row(
+                duration(found.seconds) if found.seconds is not None else "",
+                speed(found.ratio),
+                f"{found.sigma:.1%}" if found.sigma is not None else "",
+                str(found.count),
+                found.verdict.value,
+                found.date[:10],
+                found.error.partition("\n")[0][:60] or str(found.chosen) or "the default",
+            )
+        _print(table)
+        if len(sets) > _SHOWN and not everything:
+            tell(f"… and {len(sets) - _SHOWN} more; --all shows them")
+
+
+def _taken(sets: list[GraphDecisions]) -> GraphDecisions | None:
+    """What the last search of a graph ended with, if one has ended."""
+    return sets[0] if sets[0].verdict is Verdict.ACCEPTED else None
+
+
+def _decided(found: GraphDecisions | None) -> dict[str, Any]:
+    if found is None:
+        return {"decisions": None}
+    rest = asdict(found)
+    kept = ("seconds", "ratio", "count", "sigma", "error", "versions", "date")
+    told = {"decisions": found.chosen.plain(), "verdict": found.verdict.value, "provenance": found.provenance.value}
+    return told | {name: rest[name] for name in kept}
 
 
 def _show(measured: list[Told]) -> None:
@@ -143,7 +210,7 @@ def _raced(record: Record) -> dict[str, Any]:
     return {name: rest[name] for name in kept} | {"provenance": record.provenance.value}
 
 
-def _by(best: Record | None) -> str:
+def _by(best: Record | GraphDecisions | None) -> str:
     return "measuring" if best is None or best.provenance.value == "own" else best.provenance.value
 
 

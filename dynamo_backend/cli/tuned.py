@@ -11,7 +11,7 @@ import click
 from ...runtime.plain_text import counted
 from ...runtime.tuning.machine import tuning_database
 from ...scheduler.error import DatabaseWarning
-from ...scheduler.tuning.database import Database, Tuned
+from ...scheduler.tuning.database import Database, GraphDecisions, Tuned
 from ..compiling.tuning import DATABASE
 from .options import cache_folder_here
 
@@ -41,12 +41,24 @@ def tuned_here() -> list[Tuned]:
     return found
 
 
-def summary(tuned: list[Tuned]) -> str:
-    """How much there is: "3 tuned kernels, 40 measurements"."""
+def searched_here(graph: str | None = None) -> dict[tuple[str, str], list[GraphDecisions]]:
+    """The graphs whose decisions were searched (those whose names begin so), with what was measured of each on each
+    target, what the last search ended with first."""
+    with database_here() as database:
+        rows = database.searched(graph) if database is not None else []
+    found: dict[tuple[str, str], list[GraphDecisions]] = {}
+    for key, target, decisions in rows:
+        found.setdefault((key, target), []).append(decisions)
+    return found
+
+
+def summary(tuned: list[Tuned], searched: int = 0) -> str:
+    """How much there is: "3 tuned kernels, 40 measurements, 2 searched graphs"."""
     measured, predicted = (sum(t.measured for t in tuned if t.predicted == which) for which in (False, True))
     parts = [counted(len(tuned), "tuned kernel")]
     parts += [counted(measured, "measurement")] if measured or not predicted else []
     parts += [counted(predicted, "prediction")] if predicted else []
+    parts += [counted(searched, "searched graph")] if searched else []
     return ", ".join(parts)
 
 
@@ -65,11 +77,11 @@ def speed(ratio: float | None) -> str:
 
 def forget_tuned() -> str:
     """Clear the database, and say what it held."""
-    tuned = tuned_here()
-    if not tuned:
+    tuned, searched = tuned_here(), searched_here()
+    if not tuned and not searched:
         return "there were no tuning results to remove"
     for predicted in (False, True):
         with database_here(predicted=predicted) as database:
             if database is not None:
                 database.clear()
-    return f"removed {summary(tuned)}, from {cache_folder_here() / DATABASE}"
+    return f"removed {summary(tuned, len(searched))}, from {cache_folder_here() / DATABASE}"

@@ -16,6 +16,7 @@ from torch_mlc.dynamo_backend.compiling.tuning import DATABASE
 from torch_mlc.ir.target import Target
 from torch_mlc.ir.text.parser import parse
 from torch_mlc.runtime.cache.fingerprint import environment_fingerprint
+from torch_mlc.scheduler.decisions import DecisionOverrides
 from torch_mlc.scheduler.rules import default_schedule
 from torch_mlc.scheduler.schedule.schedule import Schedule
 from torch_mlc.scheduler.schedule.trace import Trace
@@ -98,7 +99,7 @@ def test_show_tells_the_nest_and_every_measurement(cache_dir: Path) -> None:
     best, default, crashed = told["measurements"]
     assert (best["ratio"], best["code_hash"], best["against"], best["provenance"]) == (0.8, "c1", "c0", "own")
     assert default["ratio"] == 1.0 and crashed["seconds"] is None and crashed["error"] == "it crashed"
-    assert "no kernel 'zz' was tuned" in answer("tune", "show", "zz", code=1)
+    assert "no kernel or graph 'zz' was tuned" in answer("tune", "show", "zz", code=1)
     with Database(cache_dir / DATABASE) as db:
         db.record(KEY[:8] + "0" * 56, CPU, Trace(), 1e-6)
     assert "the beginning of 2 kernels" in answer("tune", "show", KEY[:8], code=2)
@@ -124,6 +125,30 @@ def test_machines_share_what_they_measured(cache_dir: Path, tmp_path: Path, monk
     bad = answer("tune", "import", str(tmp_path / "bad.jsonl"), code=1)
     assert bad.count("left out:") == 21 and "10 lines more" in bad and "none of the lines" in bad
     assert "1 tuned kernel" in answer("cache", "clear", "--tuning") and "0 tuned kernels" in answer("info")
+
+
+def test_decisions_of_graphs_are_listed_shown_and_shared(
+    cache_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loops = DecisionOverrides.of({("product", "ab12"): "loops"})
+    with Database(cache_dir / DATABASE, "1") as db:
+        db.record_decisions("f" * 40, CPU, loops, error="it crashed", verdict=Verdict.CRASHED)
+    assert "no search ended" in answer("tune", "list") and "it crashed" in answer("tune", "show", "ff")
+    with Database(cache_dir / DATABASE, "2") as db:
+        db.record_decisions("f" * 40, CPU, loops, 1e-3, ratio=0.8, count=36, sigma=0.01, verdict=Verdict.ACCEPTED)
+    text = answer("tune", "list")
+    assert "product:ab12=loops" in text and "1.25x" in text and "0 tuned kernels" in text and "1 searched graph" in text
+    (told,) = json.loads(answer("tune", "list", "--json"))["searched"]
+    assert told["decisions"] == {"product:ab12": "loops"} and told["measured"] == 2
+    first, second = json.loads(answer("tune", "show", "ffff", "--json"))["measurements"]
+    assert (first["verdict"], first["count"], second["error"]) == ("accepted", 36, "it crashed")
+    raced(cache_dir / DATABASE)
+    assert "kernels and graphs" in answer("tune", "show", "", code=2)
+    answer("tune", "export", f"{tmp_path}/shared/")
+    monkeypatch.setenv("MLC_CACHE_DIR", str(tmp_path / "another"))
+    assert "took 5 measurements, into" in answer("tune", "import", f"{tmp_path}/shared/")
+    assert "1 tuned kernel, 3 measurements, 1 searched graph" in answer("info")
+    assert "1 searched graph" in answer("tune", "clear") and "nothing was tuned" in answer("tune", "list")
 
 
 def test_verify_names_what_does_not_replay(cache_dir: Path, tmp_path: Path) -> None:

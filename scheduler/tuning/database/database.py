@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain, groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from ....ir.target import Target
 from ...decisions import DecisionOverrides
 from ...error import DatabaseWarning, ScheduleError
 from ...schedule.trace import Trace
-from .decisions import GraphDecisions, accepted, has_table, of_graph, write
+from .decisions import GraphDecisions, accepted, exported_decisions, has_table, of_all, of_graph, write
 from .queries import ALL, BY_CODE, KNOWN, OF_WORKLOAD, WRITE, best_rows, record_of, serves, similar_rows
 from .rows import (
     NO_PART,
@@ -48,6 +48,8 @@ from .shipped import Shipped
 from .verify import Verified, remove, verify
 
 BUSY_SECONDS = 10.0
+# The next rows after a number, of a target and since a date, where those are given.
+_NextRows: TypeAlias = Callable[[sqlite3.Connection, int, str | None, str], list[tuple[Any, ...]]]
 
 
 class Database:
@@ -220,6 +222,17 @@ class Database:
                     )  # fmt: skip
                     write(connection, graph, numbers, row)
 
+    def searched(self, graph: str | None = None) -> list[tuple[str, str, GraphDecisions]]:
+        """What is known of the decisions of graphs whose keys begin so, or of all: the key of the graph, the target and
+        a set, by graph and target, what the last search ended with first."""
+        with self._access() as connection:
+            if connection is not None and not self.predicted and has_table(connection):
+                try:
+                    return of_all(connection, graph)
+                except ValueError as error:
+                    self._warn(f"decisions of {self.path} are damaged and passed over ({error})")
+        return []
+
     def tuned(self) -> list[Tuned]:
         """What is known of every workload on every target, the workloads in order."""
         rows: list[Any] = []
@@ -253,20 +266,24 @@ class Database:
 
     def holds(self, target: str | None = None, since: str = "") -> bool:
         """Whether ``exported`` has any measurement."""
-        return any(self._pages(target, since))
+        pages = (self._pages(which, target, since) for which in (exported_rows, exported_decisions))
+        return any(map(any, pages))
 
     def exported(self, target: str | None = None, since: str = "") -> Iterator[str]:
-        """Every measurement and prediction (of one target, as ``target_key`` writes it; of a date or later) as lines of
-        JSON without their ends."""
-        return exported(chain.from_iterable(self._pages(target, since)))
+        """Every measurement, of schedules and of sets of decisions, and every prediction (of one target, as
+        ``target_key`` writes it; of a date or later) as lines of JSON without their ends."""
+        measured, decided = (
+            chain.from_iterable(self._pages(which, target, since)) for which in (exported_rows, exported_decisions)
+        )
+        return exported(measured, decided)
 
-    def _pages(self, target: str | None, since: str) -> Iterator[list[Any]]:
+    def _pages(self, which: _NextRows, target: str | None, since: str) -> Iterator[list[Any]]:
         after = 0
         while True:
             rows: list[Any] = []
             with self._access() as connection:
                 if connection is not None:
-                    rows = exported_rows(connection, after, target, since)
+                    rows = which(connection, after, target, since)
             if not rows:
                 return
             yield rows

@@ -39,6 +39,15 @@ _ACCEPTED = f"""
 SELECT {_COLUMNS} {_FROM} WHERE d.graph = :graph AND t.key IN (:target, :base) AND d.verdict = 'accepted'
 ORDER BY t.key <> :target, s.provenance <> 'own', d.date DESC, d.id DESC LIMIT 1
 """
+_ALL = f"""
+SELECT d.graph, t.key, {_COLUMNS} {_FROM} WHERE :graph IS NULL OR substr(d.graph, 1, length(:graph)) = :graph
+ORDER BY d.graph, t.key, d.verdict <> 'accepted', d.date DESC, d.id DESC
+"""
+_EXPORTED = f"""
+SELECT t.key, t.base, t.facts, s.name, s.versions, s.date, s.facts, d.graph, d.chosen, d.seconds, d.ratio, d.count,
+    d.sigma, d.verdict, d.error, d.date, d.id {_FROM}
+WHERE d.id > :after AND (:target IS NULL OR t.key = :target) AND d.date >= :since ORDER BY d.id LIMIT 1000
+"""
 _OF_GRAPH = f"SELECT {_COLUMNS} {_FROM} WHERE d.graph = ? AND t.key = ? ORDER BY d.date, d.id"
 _WRITE = """
 INSERT INTO decisions (graph, target, session, chosen, seconds, ratio, count, sigma, verdict, error, date)
@@ -83,6 +92,23 @@ def of_graph(connection: sqlite3.Connection, graph: str, key: str) -> list[Graph
     return [_of_row(row) for row in connection.execute(_OF_GRAPH, (graph, key)).fetchall()]
 
 
+def of_all(connection: sqlite3.Connection, graph: str | None) -> list[tuple[str, str, GraphDecisions]]:
+    """All that was measured of the graphs whose keys begin so, or of all graphs: the key, the target and the set, what
+    the last search ended with first. Raises ValueError for a damaged row."""
+    rows = connection.execute(_ALL, {"graph": graph}).fetchall()
+    return [(graph, target, _of_row(row)) for graph, target, *row in rows]
+
+
+def exported_decisions(
+    connection: sqlite3.Connection, after: int, target: str | None = None, since: str = ""
+) -> list[tuple[Any, ...]]:
+    """The next sets after a number of a row (of one target, measured at a date or later), for ``sharing.exported``; the
+    last element of each is its number."""
+    if not has_table(connection):
+        return []
+    return connection.execute(_EXPORTED, {"after": after, "target": target, "since": since}).fetchall()
+
+
 def write(connection: sqlite3.Connection, graph: str, numbers: tuple[int, int], found: GraphDecisions) -> None:
     """Keep a set, of a target and session by number, within a transaction of the caller's."""
     row = (
@@ -90,6 +116,13 @@ def write(connection: sqlite3.Connection, graph: str, numbers: tuple[int, int], 
         found.verdict.value, found.error[:1000], found.date,
     )  # fmt: skip
     connection.execute(_WRITE, row)
+
+
+def take(connection: sqlite3.Connection, rows: list[tuple[Any, ...]]) -> int:
+    """Keep sets of others, as rows of the table; of one that is here the later stays. How many are new or later."""
+    before = connection.total_changes
+    connection.executemany(_WRITE + " WHERE excluded.date > date", rows)
+    return connection.total_changes - before
 
 
 def _of_row(row: Any) -> GraphDecisions:

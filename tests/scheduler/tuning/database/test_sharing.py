@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from torch_mlc.ir.target import Target
+from torch_mlc.scheduler.decisions import DecisionOverrides
 from torch_mlc.scheduler.error import DatabaseWarning
 from torch_mlc.scheduler.schedule.trace import Step, Trace
 from torch_mlc.scheduler.tuning.database import Database, Part, Provenance, Verdict, Workload
@@ -65,6 +66,72 @@ def test_what_is_exported_is_what_is_imported(tmp_path: Path) -> None:
         back = a.take([("b", b.exported())])  # one's own lines are no one else's afterwards
         record = a.lookup("w", CPU)
         assert back.added == 0 and record is not None and record.provenance is Provenance.OWN
+
+
+def searched(db: Database) -> DecisionOverrides:
+    """A graph whose search ended with one decision; another way crashed."""
+    loops = DecisionOverrides.of({("product", "ab12"): "loops"})
+    whole = DecisionOverrides.of({("split", "cd34"): "whole"})
+    db.record_decisions("g1", CPU, whole, error="/srv/somebody/src/k.py:3: it crashed", verdict=Verdict.CRASHED)
+    db.record_decisions("g1", CPU, loops, 1e-3, ratio=0.8, count=36, sigma=0.01, verdict=Verdict.ACCEPTED)
+    return loops
+
+
+def test_decisions_are_exported_and_imported(tmp_path: Path) -> None:
+    with filled(tmp_path / "a.sqlite") as a, Database(tmp_path / "b.sqlite", part=lambda _: Part("EPYC")) as b:
+        loops = searched(a)
+        lines = list(a.exported())
+        assert sum('"graph"' in line for line in lines) == 2 and "somebody" not in "\n".join(lines)
+        found = b.take([("a", lines)])
+        assert (found.added, found.known, found.left_out) == (6, 0, 0)
+        taken = b.decisions("g1", CPU)
+        assert taken is not None and taken.chosen == loops and taken.provenance is Provenance.IMPORTED
+        assert (taken.seconds, taken.ratio, taken.count, taken.sigma) == (1e-3, 0.8, 36, 0.01)
+        assert [(g, s.verdict.value) for g, _, s in b.searched()] == [("g1", "accepted"), ("g1", "crashed")]
+        assert b.take([("a", lines)]).known == 6
+        # What was searched here decides, whatever date a stranger writes.
+        b.record_decisions("g1", CPU, DecisionOverrides(), 1e-3, ratio=1.0, verdict=Verdict.ACCEPTED)
+        b.take([("a", (line.replace('"date":"20', '"date":"29') for line in lines))])
+        taken = b.decisions("g1", CPU)
+        assert taken is not None and not taken.chosen and taken.provenance is Provenance.OWN
+        assert [(g, s.verdict.value) for g, _, s in a.searched("g")] == [("g1", "accepted"), ("g1", "crashed")]
+        assert a.searched("h") == []
+        a.take([("b", b.exported())])
+        taken = a.decisions("g1", CPU)
+        assert taken is not None and taken.chosen == loops and taken.provenance is Provenance.OWN
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"on": ["t", "nobody"]}, "no line before it has defined"),
+        ({"on": 3}, "no line before it has defined"),
+        ({"graph": "a b"}, "is no name"),
+        ({"graph": 3}, "its graph, decisions or words are none"),
+        ({"chosen": []}, "its graph, decisions or words are none"),
+        ({"chosen": {"product": "loops"}}, "is no decision"),
+        ({"chosen": {"product:a": 3}}, "is no decision"),
+        ({"chosen": {f"product:{n}": "x" * 100 for n in range(3000)}}, "decisions of "),
+        ({"verdict": "good"}, "is no verdict"),
+        ({"seconds": -1.0}, "is no measurement"),
+        ({"seconds": None}, "do not fit each other"),
+        ({"count": -1}, "do not fit each other"),
+        ({"date": "yesterday"}, "is no date"),
+    ],
+)
+def test_lines_that_are_no_decisions(tmp_path: Path, changed: dict[str, object], why: str) -> None:
+    lines: list[dict[str, object]] = [
+        {"target": "t", "base": "t", "facts": {}},
+        {"session": "s", "versions": "1", "date": "2026-01-01T00:00:00+00:00", "facts": {}},
+        {
+            "graph": "g", "on": ["t", "s"], "chosen": {"product:a": "loops"}, "seconds": 1.0, "verdict": "accepted",
+            "date": "2026-01-01T00:00:00+00:00", **changed,
+        },
+    ]  # fmt: skip
+    with Database(tmp_path / "a.sqlite") as db:
+        found = db.take([("x", map(plain_json, lines))])
+        assert found.added == 0 and found.left_out == 1 and why in found.faults[0] and "x:3: " in found.faults[0]
+        assert db.searched() == []
 
 
 def test_nobodys_folders_are_exported(tmp_path: Path) -> None:
