@@ -29,14 +29,21 @@ def arrays_of(nest: LoopNest, warp: int, at_once: int) -> tuple[ArrayTraffic, ..
     return tuple(found)
 
 
-@lru_cache(maxsize=512)
 def kernel_work(binary: GpuBinary, source: KernelSource, nest: LoopNest, target: Target) -> Work | None:
     """What a launch at typical sizes asks of a target; ``nest`` is as it was scheduled.
 
     None where nothing here reads the machine code.
     """
     hint = nest.symbols.hint
-    sizes = {s.name: hint(s) for s in nest.symbols.symbols}
+    return _kernel_work(binary, source, nest, target, tuple((s.name, hint(s)) for s in nest.symbols.symbols))
+
+
+# Typical sizes are given beside the nest, for nests that differ in them alone are equal.
+@lru_cache(maxsize=512)
+def _kernel_work(
+    binary: GpuBinary, source: KernelSource, nest: LoopNest, target: Target, typical: tuple[tuple[str, int], ...]
+) -> Work | None:
+    sizes = dict(typical)
     counted = counted_code(binary, source, sizes)
     machine = target.machine
     if counted is None or machine.pipes is None:

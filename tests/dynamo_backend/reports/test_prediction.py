@@ -77,3 +77,18 @@ def test_attention_multiplies_at_a_rate_that_the_tensor_cores_have() -> None:
 def test_cpus_have_no_prediction() -> None:
     (k,) = torch_mlc.explain(torch.exp, torch.ones(8), target="cpu").kernels
     assert k.prediction is None and "predicted to take" not in k.show()
+
+
+def test_predictions_are_of_the_sizes_at_hand() -> None:
+    """Kernels that differ in typical sizes alone have equal nests."""
+    pytest.importorskip("triton")
+    options = {"cache": False, "compile_workers": 0}
+    seconds = []
+    for rows in (64, 65536):
+        with FakeTensorMode():
+            x = torch.empty(rows, 4096, dtype=torch.bfloat16)
+        torch._dynamo.mark_dynamic(x, 0)
+        (kernel,) = torch_mlc.explain(torch.exp, x, target="cuda:sm_90", options=options).kernels
+        assert kernel.prediction is not None
+        seconds.append(kernel.prediction.seconds)
+    assert seconds[1] > 100 * seconds[0]
