@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
 
 from tests.dynamo_backend.conformance import planted
 from torch_mlc.dynamo_backend.conformance.kit.subject import Subject
@@ -29,6 +32,26 @@ def test_what_is_right_is_not_found(case: str) -> None:
     """The same cases with the backend that the others wrap."""
     verdict = run_case(BY_NAME[case], Subject("aot_eager"))
     assert verdict.status == "passed" or case == "caches::two_sets_of_options", verdict.told
+
+
+def test_a_call_that_never_ends_is_nothing_to_later_ones() -> None:
+    """Whatever compiles behind a graph break is compiled."""
+    backend = f"{planted.__name__}:keeps_its_lock_after_an_error"
+    hangs = run_case(BY_NAME["failures::the_next_call_works"], Subject(backend, patience=1))
+    assert hangs.status == "failed" and "did not end" in hangs.told
+    graphs: list[Any] = []
+
+    def count(gm: Any, inputs: Any) -> Any:
+        graphs.append(gm)
+        return gm.forward
+
+    def breaks(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        torch._dynamo.graph_break()
+        return y.cos()
+
+    torch.compile(breaks, backend=count)(torch.ones(3))
+    assert len(graphs) == 2
 
 
 def test_there_are_enough_of_them() -> None:
