@@ -31,6 +31,7 @@ from ...scheduler.numerics import NumericsByPlace
 from ..aten_passes.context import AtenContext
 from ..aten_passes.frozen.part import part
 from ..aten_passes.rounding.numerics import keep_whole
+from ..aten_passes.rounding.eager_steps import with_eager_steps
 from ..caches.aot_cache import cacheable, is_ahead_of_time, is_cacheable, settings_in_keys
 from ..caches.saved_program import save_program
 from ..caches.surroundings import uncacheable
@@ -132,7 +133,9 @@ def through_aot(
                 backward=compiler("backward"),
                 inference=compiler("inference"),
                 partition=partition(settings),
-                decompositions=keep_whole(decomposition_table(), settings.numerics),
+                decompositions=with_eager_steps(
+                    keep_whole(decomposition_table(), settings.numerics), settings.numerics
+                ),
             )
     except IndexError as error:
         # Dynamo takes an IndexError for one of the user's.

@@ -46,7 +46,7 @@ def _rounded_to(ctx: ImportContext) -> DType | None:
 def _number(ctx: ImportContext, x: Scalar) -> Scalar:
     """A number as eager's kernels take it."""
     half = _rounded_to(ctx)
-    return x if half is None or not isinstance(x, float) else torch.tensor(x, dtype=half.torch).item()
+    return x if half is None or not isinstance(x, float) else half.rounded(x)
 
 
 def _of_one_type(ctx: ImportContext, fn: Callable[..., Expr], *operands: Operand) -> Tensor:

@@ -146,3 +146,44 @@ def test_one_of_several_results(norm: Callable[[Tensor], Tensor], dtype: torch.d
         exact = x.detach().double().requires_grad_()
         (expected,) = torch.autograd.grad(norm(exact).amax(1).sum(), exact)
         assert (gradient - expected).norm() <= 0.1 * expected.norm() + 0.1
+
+
+SEVERAL: dict[str, Callable[..., torch.Tensor]] = {
+    "xlogy": lambda x, y: torch.xlogy(x, y),
+    "xlogy of a number": lambda x, y: torch.xlogy(0.3, y),
+    "xlogy by a number": lambda x, y: torch.xlogy(x, 0.3),
+    "xlogy of a scalar": lambda x, y: torch.xlogy(torch.tensor(0.3), y),
+    "xlogy by a scalar": lambda x, y: torch.xlogy(x, torch.tensor(0.3)),
+    "xlog1py": lambda x, y: torch.special.xlog1py(x, y),
+    "xlog1py of a number": lambda x, y: torch.special.xlog1py(0.3, y),
+    "xlog1py by a number": lambda x, y: torch.special.xlog1py(x, 0.3),
+    "entr": lambda x, y: torch.special.entr(x),
+    "logit": lambda x, y: torch.logit(x),
+    "logit of a range": lambda x, y: torch.logit(x, 0.1),
+    "addcdiv": lambda x, y: torch.ops.aten.addcdiv(x, y, x, value=0.1),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", SEVERAL)
+def test_ops_of_several_steps_round_as_eagers_kernels_do(name: str, dtype: torch.dtype) -> None:
+    """Signed zeros, infinities and NaN too, and operands that lie otherwise in memory."""
+    special = torch.tensor([0.0, -0.0, 1.0, -1.0, torch.inf, -torch.inf, torch.nan, 0.5, 1e-3, 0.99])
+    x, y = torch.randn(2, 4096, generator=torch.Generator().manual_seed(0))
+    x, y = (torch.cat([v, w]).to(dtype) for v, w in ((x, special.repeat(10)), (y.abs(), special.repeat_interleave(10))))
+    f = SEVERAL[name]
+    compiled = torch.compile(f, backend="mlc", options={"numerics": "eager"})
+    for a, b in ((x, y), (x[:2048].view(64, 32).t(), y[::2][:2048].view(32, 64)), (x[:0], y[:0])):
+        torch.testing.assert_close(compiled(a, b), f(a, b), rtol=0, atol=0, equal_nan=True)
+
+
+def test_steps_are_rounded_at_a_place_that_is_named() -> None:
+    x, y = torch.rand(2, 4096, generator=torch.Generator().manual_seed(0)).bfloat16()
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.xlogy(x, y)
+
+    for numerics, equal in (({"xlogy": "eager"}, True), ("fast", False)):
+        torch._dynamo.reset()
+        compiled = torch.compile(f, backend="mlc", options={"numerics": numerics})
+        assert torch.equal(compiled(x, y), f(x, y)) is equal
