@@ -30,8 +30,8 @@ from ...scheduler.decisions import Decider, DecisionOverrides, DecisionRecord
 from ...scheduler.numerics import NumericsByPlace
 from ..aten_passes.context import AtenContext
 from ..aten_passes.frozen.part import part
-from ..aten_passes.rounding.numerics import keep_whole
 from ..aten_passes.rounding.eager_steps import with_eager_steps
+from ..aten_passes.rounding.numerics import keep_whole
 from ..caches.aot_cache import cacheable, is_ahead_of_time, is_cacheable, settings_in_keys
 from ..caches.saved_program import save_program
 from ..caches.surroundings import uncacheable
