@@ -33,7 +33,7 @@ from ..reports.graph_traffic import GraphTraffic, graph_traffic
 from ..reports.library_time import library_seconds
 from ..reports.model_report import Report
 from ..reports.report import GraphReport, KernelReport, LibraryReport, MissedFusion, VariantReport
-from ..reports.traffic import traffic_of
+from ..reports.traffic import cache_of, traffic_of
 from ..variants.dispatch import shared_kernels
 from .compiled_model import asked_of
 from .compiled_run import run_and_compile
@@ -168,7 +168,7 @@ def _kernel(name: str, build: KernelBuild, calls: int, origins: list[Origin]) ->
         schedule.rule if schedule is not None else "",
         tuple(dict.fromkeys(o.op for o in origins)),
         _lines(origins),
-        traffic_of(schedule.nest) if schedule is not None else None,
+        traffic_of(schedule.nest, cache_of(build.target.machine, schedule.nest)) if schedule is not None else None,
         source.language if source is not None else "",
         source.text if source is not None else "",
         build.definition,

@@ -55,7 +55,7 @@ def cost_lines(rows: Sequence[CostRow]) -> list[str]:
     of = "predicted time" if timed else "bytes moved"
     return [
         *lines,
-        f"  share: of the {of}. moves: bytes read and written in all runs; least: the fewest that it could be.",
+        f"  share: of the {of}. moves: bytes to and from memory, in all runs; least: the fewest that could be.",
         "  ops: operations on numbers. workload: the name by which a kernel is tuned and scheduled by hand.",
     ]
 

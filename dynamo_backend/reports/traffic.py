@@ -1,7 +1,9 @@
-"""Bytes and operations of a kernel, counted from its loops: what the code asks for, whatever caches make of it.
+"""Bytes and operations of a kernel, counted from its loops.
 
 Every visit of an array counts: one that two loops read counts twice, one whose values stay in the registers or the
-local buffer of the first visit once. Of a gathered array the elements named count, of an output each element once.
+local buffer of the first visit once. Where a cache is named, so does one that finds them there: what the loops around
+both visits go through in one step is then no more than the cache holds. Of a gathered array the elements named count,
+of an output each element once.
 """
 
 from __future__ import annotations
@@ -9,13 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TypeAlias
 
 import sympy
 
 from ...ir.expr.value import Expr, Index, Load, call, const, flops, free_symbols, is_value, symbol
+from ...ir.machine import Machine
 from ...ir.nest.data_ends import data_end
-from ...ir.nest.hints import NARROW_ROWS
+from ...ir.nest.hints import NARROW_ROWS, NUM_WARPS, RESIDENT
 from ...ir.nest.kept import changed_where
 from ...ir.nest.loops import Block, Buffer, Loop, LoopKind, LoopNest, Scope, Store, blocks
 
@@ -49,9 +53,19 @@ class Traffic:
     arrays: Mapping[str, Visits] = field(default_factory=dict)
 
 
-def traffic_of(nest: LoopNest) -> Traffic:
-    """Count a nest, scheduled or not."""
-    counter, operations = _Counter(nest), 0
+def cache_of(machine: Machine, nest: LoopNest) -> int:
+    """Bytes that stay in a cache while one program of a scheduled nest goes on: a core's own second level, or a
+    program's part of the level that all multiprocessors share, where as many run as there is room for."""
+    if not machine.is_gpu:
+        return machine.l2_bytes
+    programs = min(machine.blocks, machine.threads // (NUM_WARPS.of(nest) * machine.warp))
+    programs = min(programs, RESIDENT.of(nest) or programs)
+    return machine.l2_bytes // (machine.cores * max(programs, 1))
+
+
+def traffic_of(nest: LoopNest, cache: int = 0) -> Traffic:
+    """Count a nest, scheduled or not; what a cache of so many bytes still holds is not read from memory again."""
+    counter, operations = _Counter(nest, cache), 0
     for block, outer in blocks(nest):
         extents = _extents(nest, block)
         points = math.prod(extents.values())
@@ -67,8 +81,8 @@ def traffic_of(nest: LoopNest) -> Traffic:
 class _Counter:
     """The visits of the arrays in memory while the blocks of a nest are gone through in order."""
 
-    def __init__(self, nest: LoopNest) -> None:
-        self.nest = nest
+    def __init__(self, nest: LoopNest, cache: int) -> None:
+        self.nest, self.cache = nest, cache
         self.buffers = nest.buffers
         # By the condition that a sum has terms, which data decide: the axes that it speaks of, and how many terms all
         # of those sums have together.
@@ -81,6 +95,9 @@ class _Counter:
         # Elements by array and by the loops that visit it, for each place in it that is named there.
         self.read: dict[str, dict[_Place, dict[object, int]]] = {}
         self.written: dict[str, dict[_Place, dict[object, int]]] = {}
+        # How often each loop runs; the places of each array in the order of their first visits.
+        self.runs: dict[sympy.Symbol, int] = {}
+        self.places: dict[str, list[_Place]] = {}
 
     def enter(self, block: Block, outer: tuple[Loop, ...]) -> None:
         # Tile axes of equal depth are the same registers, whichever loop stands for them, and so are parts of a row
@@ -90,6 +107,7 @@ class _Counter:
         once = {lp.var: sympy.S.Zero for lp in outer if lp.extent == 1}
         same = {**{var: symbol(f"tile{k}") for k, var in enumerate(threads)}, **once}
         place = tuple(lp.var for lp in outer if lp.var not in same)
+        self.runs |= {lp.var: self.nest.symbols.hint(lp.extent) for lp in outer}
         bindings = {a.var: b.xreplace(same) for a, b in zip(block.axes, block.bindings, strict=True)}
         extents = _extents(self.nest, block)
         few = self._few(block)
@@ -103,6 +121,9 @@ class _Counter:
                 if name in few:
                     touched = min(touched, few[name])
                 known.setdefault(name, {}).setdefault(place, {})[bound] = touched
+                places = self.places.setdefault(name, [])
+                if place not in places:
+                    places.append(place)
 
     def _few(self, block: Block) -> dict[str, int]:
         """Of arrays whose elements a block leaves as they are where a sum has no terms: how many it changes at most,
@@ -133,10 +154,42 @@ class _Counter:
         """Bytes of one parameter. Places of one visit overlap where together they are more than the array has."""
         size, most = buffer.dtype.itemsize, self._numel(buffer)
         read, written = (
-            [min(most, sum(places.values())) for places in visits.get(buffer.name, {}).values()]
+            {at: min(most, sum(places.values())) for at, places in visits.get(buffer.name, {}).items()}
             for visits in (self.read, self.written)
         )
-        return Visits(max([*read, *written], default=0) * size, sum(read) * size, sum(written) * size)
+        touched = max([*read.values(), *written.values()], default=0)
+        # What is written for a second time while it is in the cache leaves that once.
+        from_memory = sum(n for at, n in read.items() if not self._cached(buffer.name, at, self.places[buffer.name]))
+        to_memory = sum(n for at, n in written.items() if not self._cached(buffer.name, at, list(written)))
+        return Visits(touched * size, from_memory * size, to_memory * size)
+
+    def _cached(self, name: str, place: _Place, places: list[_Place]) -> bool:
+        """Whether a cache still holds what a visit asks for, from a visit before it."""
+        if not self.cache:
+            return False
+        for before in places[: places.index(place)]:
+            common = sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(before, place, strict=False)))
+            if self._footprint(place[:common]) <= self.cache:
+                return True
+        return False
+
+    def _footprint(self, around: _Place) -> int:
+        """Bytes that one step of some loops, each around the next, goes through."""
+        found = 0
+        for name in self.places:
+            buffer, most = self.buffers[name], 0
+            for visits in (self.read, self.written):
+                for place, indices in visits.get(name, {}).items():
+                    if place[: len(around)] == around:
+                        most = max(most, sum(n // self._steps(bound, around) for bound, n in indices.items()))
+            found += min(most, self._numel(buffer)) * buffer.dtype.itemsize
+        return found
+
+    def _steps(self, bound: object, around: _Place) -> int:
+        """In how many steps of some loops other elements are visited; what data decide may be anywhere in each."""
+        indices = [i for i in bound if not is_value(i)]  # type: ignore[attr-defined]
+        moving = set[sympy.Symbol]().union(*(i.free_symbols for i in indices))
+        return math.prod(self.runs[lp] for lp in around if lp in moving)
 
     def least(self, buffer: Buffer) -> int:
         """Bytes of one parameter that no order of loops saves."""

@@ -11,8 +11,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torch_mlc
 from torch_mlc.dynamo_backend.reports.report import GraphReport
-from torch_mlc.dynamo_backend.reports.traffic import Visits, traffic_of
+from torch_mlc.dynamo_backend.reports.traffic import Visits, cache_of, traffic_of
 from torch_mlc.ir.nest.loops import LoopNest
+from torch_mlc.ir.target import Target
 from torch_mlc.ir.text.parser import parse
 
 ROWS, COLUMNS = 8, 96
@@ -84,6 +85,87 @@ def test_second_visits_of_a_row_count_unless_it_is_kept(text: str, visits: int) 
     assert traffic.arrays == {"in0": Visits(size, visits * size, 0), "out0": Visits(size, 0, size)}
     assert traffic.arrays["in0"].times == visits
     assert traffic.moved == (visits + 1) * size and traffic.least == 2 * size
+
+
+@pytest.mark.parametrize(("row", "visits"), [(96, 1), (97, 2)])
+@pytest.mark.parametrize("lanes", ["vectorized", "thread_x"])
+def test_a_second_visit_finds_a_row_in_the_cache_that_holds_it(row: int, visits: int, lanes: str) -> None:
+    """With what is written between both visits: a cache of two rows of 96."""
+    grid, width = ("serial", 1) if lanes == "vectorized" else ("block_x", 1)
+    text = NORMALISE.format(grid=grid, steps=96, lanes=lanes, width=width).replace("96", str(row))
+    traffic = traffic_of(parse_nest(text), cache=2 * 96 * 4)
+    size = ROWS * row * 4
+    assert traffic.arrays == {"in0": Visits(size, visits * size, 0), "out0": Visits(size, 0, size)}
+    assert traffic.least == 2 * size
+
+
+APART = """
+@nest(outputs=['out0', 'out1'])
+def twice(in0: tensor(float32, [8, 96]), in1: tensor(int64, [8]), out0: tensor(float32, [8, 96]), out1: tensor(float32, [8, 96])):
+    for i in serial(8):
+        for r in serial(96):
+            with block('b0'):
+                i0 = spatial(8, i)
+                r0 = spatial(96, r)
+                out0[i0, r0] = exp(in0[i0, r0])
+    for i_1 in serial(8):
+        for r_1 in serial(96):
+            with block('b1'):
+                i0 = spatial(8, i_1)
+                r0 = spatial(96, r_1)
+                out1[i0, r0] = {value}
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize("value", ["exp(in0[i0, r0])", "neg(out0[i0, r0])"], ids=["read", "written"])
+def test_loops_that_are_apart_go_through_all_of_it(value: str) -> None:
+    """So all that both write has to stay there, too."""
+    nest, size = parse_nest(APART.format(value=value)), ROWS * COLUMNS * 4
+    again = "in0" if "in0" in value else "out0"
+    for cache, reads in ((3 * size, 0), (3 * size - 1, 1), (0, 1)):
+        arrays = traffic_of(nest, cache=cache).arrays
+        assert arrays[again].read == (again == "in0") * size + reads * size
+        assert arrays["out0"].written == arrays["out1"].written == size
+
+
+def test_what_data_choose_may_be_anywhere() -> None:
+    """Rows of a table that are gathered twice in each step: the table has to stay, not one row of it."""
+    text = """
+@nest(outputs=['out0'])
+def gathered(in0: tensor(float32, [64, 96]), in1: tensor(int64, [8]), out0: tensor(float32, [8])):
+    t0 = local(float32[8])
+    for i in serial(8):
+        for r in serial(96):
+            with block('b0'):
+                i0 = spatial(8, i)
+                r0 = reduction(96, r)
+                t0[i0] = sum.update(in0[in1[i0], r0])
+        for s in serial(96):
+            with block('b1'):
+                i0 = spatial(8, i)
+                r0 = reduction(96, s)
+                out0[i0] = sum.update(div(in0[in1[i0], r0], t0[i0]))
+"""
+    named = 8 * 96 * 4
+    assert traffic_of(parse_nest(text), cache=1000).arrays["in0"].read == 2 * named
+    assert traffic_of(parse_nest(text), cache=named + 8 * 8 + 8 * 4).arrays["in0"].read == named
+
+
+def test_a_cache_is_shared_by_the_programs_of_a_multiprocessor() -> None:
+    text = NORMALISE.format(grid="block_x", steps=3, lanes="thread_x", width=32)
+    nest = parse_nest(text)
+    few = parse_nest(text.replace("['out0'])", "['out0'], annotations={'num_warps': 32})"))
+    cpu, gpu = Target("cpu", "x86-64-v3", 1).machine, Target("cuda", "sm_90", 132).machine
+    assert cache_of(cpu, nest) == cpu.l2_bytes
+    assert cache_of(gpu, nest) == gpu.l2_bytes // (gpu.cores * 16)
+    assert cache_of(gpu, few) == gpu.l2_bytes // (gpu.cores * 2)
+
+
+def test_long_rows_are_read_again() -> None:
+    def read(columns: int) -> float:
+        return explained(lambda x: torch.softmax(x, -1), torch.randn(4, columns)).traffic.reads["arg0_1"]
+
+    assert read(2048) == 1 and read(1 << 20) > 1
 
 
 def test_neighbours_in_one_visit_are_read_once() -> None:
