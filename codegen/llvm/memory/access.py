@@ -255,9 +255,7 @@ def _store_one(ctx: Context, place: BufferPlace, pointer: str, value: Val, mask:
     b.line(f"store {memory_type(place.dtype)} {to_memory(b, value)}, ptr {pointer}, align {place.dtype.itemsize}")
 
 
-def _store_lanes(
-    ctx: Context, name: str, data: str, where: Address, place: BufferPlace, mask: Mask | None
-) -> None:
+def _store_lanes(ctx: Context, name: str, data: str, where: Address, place: BufferPlace, mask: Mask | None) -> None:
     b, lanes, size = ctx.b, ctx.lanes, place.dtype.itemsize
     vector = data[: data.index(">") + 1]
     if where.step == -1:

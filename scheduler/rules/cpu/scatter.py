@@ -100,7 +100,7 @@ def _features(schedule: Schedule, block: Block, loops: dict[sympy.Symbol, str]) 
 
 
 def _together(extent: int) -> int:
-    """How many of so many rows one visit updates: pieces of the same size where there are some, else a last short one."""
+    """How many of so many rows one visit updates: pieces of one size where there are such, else a short last one."""
     if extent < 2 * _FEATURES:
         return extent
     return next((n for n in (_FEATURES, _FEATURES + 1, _FEATURES - 1) if extent % n == 0), _FEATURES)
