@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .accuracy import judge
+from .accuracy import ProductsByOnednn, judge
 from .kernels.case import VARIANTS, KernelCase
 from .machine import Roofline
 from .peers import EAGER, Peer, added
@@ -68,7 +68,10 @@ def run_kernel(
     inputs = case.inputs(variant, timing.device, dtype)
     exact = named(Step(case, case.function, [t.double() if t.is_floating_point() else t for t in inputs], mode)())
     eager_outputs = Step(case, case.function, inputs, mode)()
-    eager = named(eager_outputs)
+    eager, others = named(eager_outputs), []
+    if torch.backends.mkldnn.is_available() and torch.device(timing.device).type == "cpu" and dtype is torch.float32:
+        with ProductsByOnednn():
+            others.append(named(Step(case, case.function, inputs, mode)()))
     nbytes = case.compulsory_bytes(inputs, eager_outputs)
     result = CaseResult(
         case.name, variant, mode, str(dtype).removeprefix("torch."), nbytes, None, roofline.floor_s(nbytes)
@@ -86,10 +89,10 @@ def run_kernel(
             continue
         outcome.first_call_s = time.perf_counter() - start
         outcome.counts["forward"] = added(before, peer.counts())
-        accuracy = judge(values, eager, exact, dtype)
+        accuracy = judge(values, eager, exact, dtype, others)
         outcome.accuracy = asdict(accuracy) | {"ok": accuracy.ok}
         calls[peer.name] = step
-    del exact, eager, eager_outputs
+    del exact, eager, others, eager_outputs
     for name, samples in measure(calls, timing).items():
         result.peers[name].samples = samples.seconds
         result.peers[name].calls_per_sample = samples.calls

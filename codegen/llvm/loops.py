@@ -16,6 +16,7 @@ from .dots import dot_tile, emit_dot
 from .gemm import emit_gemm, gemm_tile
 from .memory.access import bound_mask, store
 from .memory.index import in_loops, scalar_index, split_linear
+from .memory.interleaved import weaves
 from .memory.limits import blocks_inside, iterations_above, limited, smax, smin, steady
 from .memory.scatter import checked
 from .memory.values import evaluate
@@ -260,10 +261,13 @@ def _unrolled(ctx: Context, nest: Nest, loop: Loop) -> None:
         # Copies that each test whether they run at all: a loop does the same in less code.
         _range(ctx, nest, loop, Val("0", I64), Val(str(extent), I64))
         return
+    around = ctx.weaving
+    ctx.weaving |= weaves(ctx, loop)
     ctx.unrolled[loop.var] = extent
     for k in range(extent):
         _at(ctx, nest, loop, Val(str(k), I64))
     del ctx.unrolled[loop.var]
+    ctx.weaving = around
 
 
 def _at(ctx: Context, nest: Nest, loop: Loop, value: Val) -> None:

@@ -40,8 +40,10 @@ COLUMN_ROWS_HELD = 4
 # Operations of a part for which a team is called, as the one loop would have called it.
 PART_TEAM = 1 << 15
 
-# Rows of a weight that meet a panel of sums at a time, the vectors of a panel, and the rows of the other operand.
-PANEL_ROWS, PANEL, PANEL_TILE = 4, 32, 4
+# Rows of a weight that meet a panel of sums at a time, the part of the first-level cache that the sums of a panel take,
+# and the rows of the other operand. A core reads a weight of 4096 columns in panels of 4 KiB of sums at three quarters
+# of the rate at which it reads it in panels of 16 KiB, and at less in panels that leave no room (Zen 4, 32 KiB).
+PANEL_ROWS, PANEL_PART, PANEL_TILE = 4, 2, 4
 # Rows from which a tile of results stays in registers for a whole sum; terms that one accumulator takes before they
 # join the others, and the least that are worth it; the widest panel that is copied by vectors alone.
 TILE_ROWS, TILE_TERMS, TILE_LEAST, TILE_PANELS = 5, 256, 32, 128
@@ -108,6 +110,11 @@ def stencil_scratch(machine: Machine) -> int:
 def sums_in_registers(machine: Machine) -> int:
     """Accumulators of a product."""
     return 24 if has_more_registers(machine) else 12
+
+
+def panel_vectors(machine: Machine) -> int:
+    """Pairs of registers of sums in a panel, of all rows together."""
+    return machine.l1_bytes // PANEL_PART // (2 * machine.vector_bytes)
 
 
 def product_tile(machine: Machine) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...ir.target import Target
-from .products.contraction_cpu import ORDER, ROWS
+from .products.contraction_cpu import ORDER, ROWS, onednn_multiplies
 
 # The share of a time that is worth a copy of the weights.
 NOTICED = 0.02
@@ -19,6 +19,12 @@ NOTICED = 0.02
 # is multiplied by a plain weight; nanoseconds of an element of a weight that is put in order; how much faster many rows
 # are multiplied; and what a call of oneDNN takes, in calls of BLAS.
 VECTOR, PUT_IN_ORDER, PACKED_RATE, PACKED_CALL = 0.9, 0.15, 1.15, 18.0
+# Of oneDNN with a plain weight beside one in its layout, there too: nanoseconds of an element that it puts in order,
+# and how much longer it multiplies.
+ONEDNN_IN_ORDER, ONEDNN_PLAIN = 0.12, 1.05
+# Rows that loops of ours multiply by a large plain weight before oneDNN does by a packed one. Two rows of 4096 elements
+# take 3.4 to 4.7 ms there, and 5.2 to 5.5 packed; from three on packed ones are as fast or faster.
+LOOPS_ROWS = (1, 2)
 
 # Nanoseconds on one core of Zen 5: of an element of a filter that oneDNN puts in order; of what a call of ATen's
 # convolution does beside that, and one of oneDNN's does not; and the share of a convolution that is worth the copy.
@@ -68,7 +74,7 @@ def joint_pays(sizes: Sequence[tuple[int, int, int]], itemsize: int, target: Tar
 
 def packed_pays(rows: int, inner: int, columns: int, itemsize: int, target: Target) -> bool:
     """Whether a product of ``rows`` rows is faster with its weight in a library's own layout than with the plain one,
-    which BLAS puts in order at each call. A single row of float32 it multiplies by the weight as that lies."""
+    which BLAS or oneDNN puts in order at each call. A single row of float32 it multiplies by the weight as it lies."""
     times = packed_times(rows, inner, columns, itemsize, target)
     return times is not None and times[0] < (1 - NOTICED) * times[1]
 
@@ -81,10 +87,13 @@ def packed_times(rows: int, inner: int, columns: int, itemsize: int, target: Tar
     machine, elements = target.machine, inner * columns
     read, multiplied = elements * itemsize / machine.bandwidth, 2.0 * rows * elements / machine.matmul
     vector = rows == 1 and itemsize == 4
-    if vector and elements * itemsize > machine.l2_bytes * machine.cores:
+    if itemsize == 4 and rows in LOOPS_ROWS and elements * itemsize > machine.l2_bytes * machine.cores:
         return None
+    call, packed = PACKED_CALL * machine.launch, max(read, multiplied / PACKED_RATE)
     plain = read / VECTOR if vector else PUT_IN_ORDER * elements + max(read, multiplied)
-    return max(read, multiplied / PACKED_RATE) + PACKED_CALL * machine.launch, plain
+    if itemsize == 4 and onednn_multiplies(rows, inner, columns, machine):
+        plain = min(plain, ONEDNN_IN_ORDER * elements + ONEDNN_PLAIN * packed + call)
+    return packed + call, plain
 
 
 def packed_filters_pay(elements: int, pixels: int, target: Target) -> bool:

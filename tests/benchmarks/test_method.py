@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from benchmarks.accuracy import judge, normalised_errors
+from benchmarks.accuracy import ProductsByOnednn, judge, normalised_errors
 from benchmarks.peers import Peer, added, parse_peers
 from benchmarks.schema import CaseResult, PeerResult, Report, from_json, resume_report
 from benchmarks.stats import calls_for, geomean, interleave, spread
@@ -98,6 +98,35 @@ def test_limit_is_twice_eager_and_a_floor() -> None:
     perfect = {"y": torch.tensor([1.0])}
     assert judge({"y": torch.tensor([1.0 + 2e-7])}, perfect, exact, torch.float32).ok
     assert not judge({"y": torch.tensor([math.nan])}, perfect, exact, torch.float32).ok
+
+
+def test_limit_follows_the_library_of_torchs_that_errs_most() -> None:
+    exact = {"y": torch.tensor([1.0], dtype=torch.float64)}
+    eager, other, value = ({"y": torch.tensor([v])} for v in (1.001, 1.004, 1.007))
+    assert not judge(value, eager, exact, torch.float32).ok
+    told = judge(value, eager, exact, torch.float32, [other])
+    assert told.ok and told.eager_error == pytest.approx(4e-3, rel=1e-3)
+    assert not judge({"y": torch.tensor([1.009])}, eager, exact, torch.float32, [other]).ok
+
+
+def test_products_by_onednn() -> None:
+    """The same products, gradients too, within what rounding leaves; other types and shapes are eager's."""
+    x, weight, bias = torch.randn(5, 67), torch.randn(9, 67, requires_grad=True), torch.randn(9)
+
+    def step(*given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, weight, bias = given
+        y = torch.nn.functional.linear(x, weight, bias)
+        return y, *torch.autograd.grad(y.square().sum(), weight)
+
+    wanted = step(x.double(), weight.double().detach().requires_grad_(), bias.double())
+    with ProductsByOnednn():
+        found = step(x, weight, bias)
+        exact, empty = step(*(t.detach().double().requires_grad_() for t in (x, weight, bias))), x[:0] @ weight.t()
+    for got, want in zip(found, wanted, strict=True):
+        torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-4)
+    for got, want in zip(exact, wanted, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+    assert empty.shape == (0, 9)
 
 
 def test_peers() -> None:

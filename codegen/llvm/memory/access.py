@@ -21,6 +21,7 @@ from ..text.builder import Val
 from ..text.context import SLACK, BufferPlace, Context, Mask
 from ..text.types import from_memory, memory_type, to_memory
 from .index import in_loops, iota, lane_index, scalar_index, split_linear
+from .interleaved import unwoven, weave
 from .strided import strided
 from .transpose import element_pointer, transposed
 
@@ -108,12 +109,13 @@ def load(ctx: Context, name: str, indices: tuple[Index, ...], values: list[Val |
         mask = None  # dead lanes may hold anything, and what they read there is ours
     where = address(ctx, place, indices, values, mask is None and not place.own)
     if where.step is None and where.offset is not None and mask is None:
-        turned = transposed(
-            ctx, where.base, where.offset, ctx.versions.get(name, 0), memory_type(place.dtype), place.dtype.itemsize,
-            _row_loader(ctx, name), place.own,
-        )  # fmt: skip
+        version, element, size = ctx.versions.get(name, 0), memory_type(place.dtype), place.dtype.itemsize
+        reader = _row_loader(ctx, name)
+        turned = transposed(ctx, where.base, where.offset, version, element, size, reader, place.own)
+        if turned is None:
+            turned = unwoven(ctx, where.base, where.offset, version, element, size, reader)
         if turned is None and not place.own:
-            turned = strided(ctx, place, where.base, where.offset, indices, _row_loader(ctx, name))
+            turned = strided(ctx, place, where.base, where.offset, indices, reader)
         if turned is not None:
             return from_memory(ctx.b, turned, place.dtype, ctx.lanes)
     if ctx.ahead and place.fixed and mask is None and _streams(ctx, where):
@@ -239,7 +241,7 @@ def store(ctx: Context, name: str, indices: tuple[Index, ...], values: list[Val 
     else:
         value = b.splat(value, lanes)
         data = f"{memory_type(place.dtype, lanes)} {to_memory(b, value)}"
-        _store_lanes(ctx, data, where, place, mask)
+        _store_lanes(ctx, name, data, where, place, mask)
     ctx.versions[name] = ctx.versions.get(name, 0) + 1
     ctx.values = {}
 
@@ -253,7 +255,7 @@ def _store_one(ctx: Context, place: BufferPlace, pointer: str, value: Val, mask:
     b.line(f"store {memory_type(place.dtype)} {to_memory(b, value)}, ptr {pointer}, align {place.dtype.itemsize}")
 
 
-def _store_lanes(ctx: Context, data: str, where: Address, place: BufferPlace, mask: Mask | None) -> None:
+def _store_lanes(ctx: Context, name: str, data: str, where: Address, place: BufferPlace, mask: Mask | None) -> None:
     b, lanes, size = ctx.b, ctx.lanes, place.dtype.itemsize
     vector = data[: data.index(">") + 1]
     if where.step == -1:
@@ -276,6 +278,13 @@ def _store_lanes(ctx: Context, data: str, where: Address, place: BufferPlace, ma
             return
         b.line(_masked(ctx, "store", vector, f"ptr align {size} {where.name}", str(live), data))
         return
+    if mask is None and where.offset is not None:
+        text, element = data[data.index(">") + 2 :], memory_type(place.dtype)
+        parts = weave(ctx, name, where.base, where.offset, text, element, size)
+        if parts is not None:
+            for pointer, register in parts:
+                b.line(f"store {vector} {register}, ptr {pointer}, align {size}")
+            return
     live = b.splat(mask.live if mask else Val("true", BOOL), lanes)
     b.line(_masked(ctx, "scatter", vector, f"<{lanes} x ptr> align {size} {where.name}", str(live), data))
 

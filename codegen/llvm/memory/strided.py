@@ -51,7 +51,7 @@ def strided(
         if place_in_group is None and at + width * step == ctx.lanes * step:
             begins[-1] = at + step * (width - 1) + 1 - width
         registers = [register(begin) for begin in begins]
-        found.append(_picked(ctx, registers, [b - at for b in begins], step, first, element, width))
+        found.append(picked(ctx, registers, [b - at for b in begins], step, first, element, width))
     return concat(ctx, found, element, width)
 
 
@@ -63,8 +63,8 @@ def _place_in_group(place: BufferPlace, indices: Sequence[Index], step: int) -> 
     return None
 
 
-def _picked(
-    ctx: Context, registers: list[str], begins: list[int], step: int, first: int, element: str, width: int
+def picked(
+    ctx: Context, registers: list[str], begins: Sequence[int], step: int, first: int, element: str, width: int
 ) -> str:
     """Element ``first`` of every ``step``, from registers that begin at the elements ``begins``."""
     if step & (step - 1) == 0 and begins[-1] == (step - 1) * width:

@@ -76,6 +76,9 @@ class Context:
     values: dict[int, tuple[Expr, Val]] = field(default_factory=dict)
     stored: dict[tuple[str, tuple[Index, ...]], Val] = field(default_factory=dict)
     tiles: dict[tuple[str, sympy.Expr, int], list[str]] = field(default_factory=dict)
+    # Buffers whose stores wait for the last copy of an unrolled loop, and the vectors that do, by where they belong.
+    weaving: frozenset[str] = frozenset()
+    woven: dict[tuple[str, sympy.Expr], list[str]] = field(default_factory=dict)
     accumulators: dict[tuple[str, int], Any] = field(default_factory=dict)
     # Runs of equal parts of joins by the choice that begins them, and tables of the addresses of parts.
     runs: dict[int, tuple[Expr, Any]] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from ....ir.expr.value import IndexValue, is_value, walk
 from ....ir.nest.hints import CASCADE, CHAIN, FACTOR
 from ....ir.nest.loops import AxisKind, Block, LoopNest, Update
 from ....ir.target import Target
-from ...cost.cpu_kernels import PANEL, PANEL_ROWS, PANEL_TILE, product_tile, sums_in_registers
+from ...cost.cpu_kernels import PANEL_ROWS, PANEL_TILE, panel_vectors, product_tile, sums_in_registers
 from ...schedule.schedule import Schedule
 from ..analysis import NestShape, Reach, analyse
 from ..registry import Params, Rule, Value
@@ -170,7 +170,9 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
         if roles.is_across:
             column, *inner_columns = place.cut(roles.columns[-1], columns)
         else:
-            column, *inner_columns = place.panel(roles.columns, roles.lane, target, PANEL // rows)
+            column, *inner_columns = place.panel(
+                roles.columns, roles.lane, target, panel_vectors(target.machine) // rows
+            )
         outer += [column, *(place.take(v) for v in roles.rows[:-1])]
         inner_rows: list[str] = []
         if roles.rows:

@@ -16,6 +16,7 @@ from .common import (
     begins_in_lines,
     best_vector,
     crosses,
+    lane_bytes,
     merge_rows,
     parallel_roots,
     tile_lanes,
@@ -43,7 +44,8 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     for block in schedule.get_blocks():
         _innermost(schedule, block, across)
         _innermost(schedule, block, best)
-    merge_rows(schedule, max((len(schedule.get_loops(b)) for b in schedule.get_blocks()), default=0))
+    depth = max((len(schedule.get_loops(b)) for b in schedule.get_blocks()), default=0)
+    merge_rows(schedule, depth)
     if across is None and params.get("partition"):
         partition_concats(schedule, target)
     done: set[str] = set()
@@ -56,6 +58,8 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
         else:
             vectorize_loop(schedule, loops[-1], target, int(params["unroll"]))
             done.add(schedule.get_loops(block)[-1])
+    if across is not None:
+        merge_rows(schedule, 1)
     fetch_jumps(schedule, target)
     fetch_ahead(schedule, target)
     parallel_roots(schedule, target)
@@ -77,6 +81,13 @@ def _tile(schedule: Schedule, shape: NestShape, loops: list[str], target: Target
     So that the emitter transposes in registers. ``blocks`` is None where rows begin anywhere in a line.
     """
     *outer, rows, columns = loops
+    if 1 < schedule.nest.symbols.hint(schedule.extent(rows)) < TRANSPOSED_TILE and schedule.extent(rows).is_Integer:
+        # Groups of a few neighbours, each whole in the copies, and a register of groups.
+        column_outer, lane = schedule.split(columns, [None, target.lanes(lane_bytes(schedule.nest))])
+        schedule.reorder(*outer, column_outer, rows, lane)
+        schedule.unroll(rows)
+        schedule.vectorize(lane)
+        return lane
     lanes = tile_lanes(shape, target)
     whole = all(schedule.nest.symbols.divisor(schedule.extent(lp)) % VISITED_BLOCK == 0 for lp in (rows, columns))
     if blocks and whole:

@@ -81,7 +81,7 @@ def _scatter(
         if features is not None:
             # The places and weights of an update are made once for a few rows, and not for each of them.
             inner.remove(features)
-            pieces, features = schedule.split(features, [None, _FEATURES])
+            pieces, features = schedule.split(features, [None, _together(int(schedule.extent(features)))])
             schedule.reorder(*shared, pieces, *inner, features)
             schedule.unroll(features)
         else:
@@ -94,12 +94,16 @@ def _scatter(
 def _features(schedule: Schedule, block: Block, loops: dict[sympy.Symbol, str]) -> str | None:
     """The loop over rows that are updated at the same places: along it nothing that data decide moves."""
     moved = {s for w in block.writes for i in w.indices if is_value(i) for s in free_symbols(i)}
-    found = [lp for v, lp in loops.items() if v not in moved and _is_whole(schedule.extent(lp))]
+    found = [lp for v, lp in loops.items() if v not in moved and schedule.extent(lp).is_Integer]
+    found = [lp for lp in found if int(schedule.extent(lp)) > 1]
     return found[-1] if found else None
 
 
-def _is_whole(extent: sympy.Expr) -> bool:
-    return bool(extent.is_Integer and extent >= _FEATURES and extent % _FEATURES == 0)
+def _together(extent: int) -> int:
+    """How many of so many rows one visit updates: pieces of one size where there are such, else a short last one."""
+    if extent < 2 * _FEATURES:
+        return extent
+    return next((n for n in (_FEATURES, _FEATURES + 1, _FEATURES - 1) if extent % n == 0), _FEATURES)
 
 
 def _write_out(schedule: Schedule, loops: list[str]) -> None:

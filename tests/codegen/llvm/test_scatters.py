@@ -83,3 +83,36 @@ def test_places_out_of_range_are_reported(vector: bool, wrong: int) -> None:
             run(nest, index, values, start)
         index[row, column] = 0
     assert run(nest, index, values, start)[0].sum() == 39
+
+
+@pytest.mark.parametrize("features", [1, 2, 3, 4, 5, 7, 8, 10, 11, 15])
+def test_features_that_go_to_the_same_places(features: int) -> None:
+    """Rows that are updated at the same places share what is made of these, whatever their number."""
+    text = f"""
+@nest(outputs=["out0"])
+def f(in0: int64[50], in1: float32[{features}, 50], out0: float32[{features}, 9]):
+    for c in serial({features}):
+        for j in serial(9):
+            with block("b0"):
+                c0 = spatial({features}, c)
+                j0 = spatial(9, j)
+                out0[c0, j0] = float32(0.0)
+    for e in serial({features}):
+        for k in serial(50):
+            with block("b1"):
+                x0 = spatial({features}, e)
+                x1 = scatter(50, k)
+                out0[x0, in0[x1]] = sum.update(in1[x0, x1], begins=False)
+"""
+    nest, target = nest_of(text), cpu_target(2)
+    rng = np.random.default_rng(features)
+    index = rng.integers(0, 9, 50)
+    values = rng.integers(-9, 9, (features, 50)).astype(np.float32)
+    wanted = run_nest(nest, [index, values.reshape(-1)], {})["out0"]
+    scheduled = default_schedule(nest, target)
+    out = np.full((features, 9), 7.0, np.float32)
+    load_kernel(emit_llvm(scheduled.nest, target), target)(index.ctypes.data, values.ctypes.data, out.ctypes.data)
+    np.testing.assert_array_equal(out, wanted.reshape(features, 9))
+    exact = np.zeros((features, 9))
+    np.add.at(exact, (slice(None), index), values)
+    np.testing.assert_array_equal(out, exact)
