@@ -8,6 +8,7 @@ This file works standing alone beside ``open.py``, as an export of a language mo
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -37,9 +38,8 @@ class TextLibrary:
         self.alphabet: str | None = told.get("alphabet")
         self._tokenizer: Any = None
         if self.alphabet is None:
-            from tokenizers import Tokenizer
-
-            self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+            tokenizers: Any = importlib.import_module("tokenizers")
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._context = ModelLibrary(folder, threads).context()
 
     def encode(self, text: str) -> list[int]:
@@ -86,7 +86,6 @@ class TextLibrary:
     def _step(self, name: str, tokens: list[int], first: int, last: int) -> int:
         positions = np.arange(first, first + len(tokens), dtype=np.int64)[None]
         given = np.array([tokens], np.int64), positions, np.array([last], np.int64)
-        # A function that does not read an input has it all the same.
         return int(self._context.call(name, *given)[0][0])
 
     def text(self, prompt: str, max_new_tokens: int = 128) -> str:
