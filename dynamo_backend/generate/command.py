@@ -14,6 +14,7 @@ import torch
 from rich.console import Console
 
 from ..cli.near import tell
+from ..export.errors import ExportError
 from .errors import GenerateError
 from .generator import DTYPES, GenerationStats, Generator
 from .quantized import WEIGHTS, quantized
@@ -46,12 +47,18 @@ EXAMPLE = "ROMEO:\n"
 @click.option("--threads", type=int, default=0, help="Threads of a CPU; by default torch's number.")
 @click.option("--stop", multiple=True, help="A text of one token that ends an answer, beside the model's own.")
 @click.option("--train-steps", type=click.IntRange(min=1), default=300, show_default=True, help="Without MODEL.")
+@click.option(
+    "--export",
+    "out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Answer nothing, but write a library that does, without torch, into this folder.",
+)
 @click.option("--stats", is_flag=True, help="Tell rates, times and memory at the end.")
 @click.option("--json", "as_json", is_flag=True, help="Answers and figures as one line of JSON.")
 def generate(
     model: Path | None, given: tuple[str, ...], file: Path | None, batch: int, length: int, chunk: int, cache: str,
     dtype: str, quantize: str | None, backend: str, threads: int, stop: tuple[str, ...], train_steps: int, seed: int,
-    stats: bool, as_json: bool, **sampling: Any,
+    out: Path | None, stats: bool, as_json: bool, **sampling: Any,
 ) -> None:  # fmt: skip
     """Answer prompts by a language model.
 
@@ -60,6 +67,11 @@ def generate(
     """
     if threads < 0:
         raise click.BadParameter(f"{threads} is no number of threads", param_hint="--threads")
+    if out is not None and (given or file or cache != "static" or sampling["temperature"]):
+        raise click.UsageError(
+            "--export writes a model with a static cache that takes the likeliest tokens: leave --prompt, --prompts, "
+            "--cache and --temperature out"
+        )
     if threads:
         torch.set_num_threads(threads)
     prompts = [*given, *(file.read_text().splitlines() if file else ())] or [EXAMPLE]
@@ -73,8 +85,11 @@ def generate(
             else Generator.from_folder(model, dtype=dtype, quantize=quantize, **settings)
         )
         generator.stop |= {_one_token(generator, text) for text in stop}
+        if out is not None:
+            tell(f"python {generator.export(out) / 'text.py'} --prompt …")
+            return
         answers = _written(generator, prompts, not as_json, seed=seed, **sampling)
-    except GenerateError as error:
+    except (GenerateError, ExportError) as error:
         raise click.ClickException(str(error)) from error
     if as_json:
         tell(json.dumps({"prompts": prompts, "answers": answers, **_figures(generator.stats)}))

@@ -17,6 +17,7 @@ import torch
 from .caches import PagedRows, Room, StaticRows
 from .config import read_config
 from .errors import GenerateError
+from .exported import export_decoder
 from .model import Decoder
 from .quantized import quantized
 from .sampling import Sampling
@@ -159,6 +160,14 @@ class Generator:
         for piece in self.generate(prompts, **settings):  # type: ignore[arg-type]
             answers[piece.prompt] += piece.text
         return answers
+
+    def export(self, folder: str | Path, *, targets: Sequence[str] = ("host",)) -> Path:
+        """Write the model as a library that answers prompts without torch (docs/generate.md); returns the folder.
+
+        It has a static cache of this ``length`` for one prompt, and takes the likeliest tokens. ``targets`` are
+        processors as for ``torch_mlc.export``. Raises: GenerateError, ExportError.
+        """
+        return export_decoder(self.model, self.tokenizer, self._cache.room, self.stop, folder, targets)
 
     def _request(self, number: int, prompt: str | Sequence[int], limit: int, sampling: Sampling) -> _Request:
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
