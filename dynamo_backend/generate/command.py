@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 import torch
+from click.core import ParameterSource
 from rich.console import Console
 
 from ..cli.near import tell
@@ -21,6 +22,10 @@ from .quantized import WEIGHTS, quantized
 from .trained import train_decoder
 
 EXAMPLE = "ROMEO:\n"
+# Parameters that a model which is written has no use for.
+_OF_ANSWERS = frozenset((
+    "given", "file", "max_new_tokens", "temperature", "top_k", "top_p", "batch", "cache", "stats", "as_json",
+))  # fmt: skip
 
 
 @click.command()
@@ -67,10 +72,10 @@ def generate(
     """
     if threads < 0:
         raise click.BadParameter(f"{threads} is no number of threads", param_hint="--threads")
-    if out is not None and (given or file or cache != "static" or sampling["temperature"]):
+    if out is not None and (refused := _only_for_answers()):
         raise click.UsageError(
-            "--export writes a model with a static cache that takes the likeliest tokens: leave --prompt, --prompts, "
-            "--cache and --temperature out"
+            "--export writes a model with a static cache that takes the likeliest tokens, and answers nothing: leave "
+            f"{', '.join(refused)} out"
         )
     if threads:
         torch.set_num_threads(threads)
@@ -106,6 +111,16 @@ def _trained(steps: int, seed: int, dtype: str, quantize: str | None, settings: 
         )  # fmt: skip
     model = model.to(DTYPES["float32" if dtype == "auto" else dtype])
     return Generator(quantized(model, quantize), tokenizer, **settings)
+
+
+def _only_for_answers() -> list[str]:
+    """The options that were given and say something of answers alone, as they are written."""
+    context = click.get_current_context()
+    return [
+        next(o for o in option.opts if o.startswith("--"))
+        for option in context.command.params
+        if option.name in _OF_ANSWERS and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
+    ]
 
 
 def _one_token(generator: Generator, text: str) -> int:

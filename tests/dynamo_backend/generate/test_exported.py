@@ -66,9 +66,14 @@ def test_a_tokenizer_of_a_file_is_written_beside_the_library(decoder: Decoder, t
 def test_what_cannot_be_exported_is_told(decoder: Decoder, characters: Characters, tmp_path: Path) -> None:
     with pytest.raises(GenerateError, match="knows no GPUs"):
         Generator(decoder, characters, length=16).export(tmp_path, targets=("cuda:sm_90",))
-    for args in (["--prompt", "a"], ["--temperature", "1"], ["--cache", "paged"]):
+    of_answers = (
+        "--prompt a", "--temperature 1", "--cache paged", "--cache static", "--batch 2", "--top-k 3", "--top-p .5",
+        "--max-new-tokens 4", "--stats", "--json",
+    )  # fmt: skip
+    for text in of_answers:
+        args = text.split()
         result = CliRunner().invoke(command.generate, ["--export", str(tmp_path), *args])
-        assert result.exit_code == 2 and "static cache" in result.output
+        assert result.exit_code == 2 and "static cache" in result.output and f"{args[0]} out" in result.output
 
 
 def test_the_command_writes_a_library(tmp_path: Path) -> None:
