@@ -138,11 +138,12 @@ TABLE = Hint(
 # --- kernels of GPUs --------------------------------------------------------------------------------------------------
 
 NUM_WARPS = Hint(
-    "num_warps", 4, _NEST, _GPU, Changes.ORDER, ("codegen.triton.emit", "codegen.triton.reduce"),
+    "num_warps", 4, _NEST, _GPU, Changes.ORDER,
+    ("codegen.triton.emit", "codegen.triton.reduce", "dynamo_backend.reports.traffic"),
     "Warps over which a program's tiles are laid.", choices=(1, 2, 4, 8, 16, 32),
 )  # fmt: skip
 RESIDENT = Hint(
-    "resident", 0, _NEST, _GPU, Changes.SPEED, ("codegen.triton.emit",),
+    "resident", 0, _NEST, _GPU, Changes.SPEED, ("codegen.triton.emit", "dynamo_backend.reports.traffic"),
     "Programs whose registers a multiprocessor is to hold at a time: a thread may use its share and no more, with 0 as "
     "many as the compiler likes.",
     high=32,

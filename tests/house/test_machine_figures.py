@@ -198,6 +198,7 @@ TOLD_APART = {
     "dynamo_backend/converters/random/replays.py": 2,
     "dynamo_backend/converters/reduce/batch_norm.py": 1,
     "dynamo_backend/converters/reduce/moments.py": 2,
+    "dynamo_backend/reports/traffic.py": 1,  # of whom the second-level cache is
     "dynamo_backend/conformance/cases/subclasses.py": 1,
     "dynamo_backend/converters/refused_types.py": 1,
     "dynamo_backend/converters/scan/scans.py": 2,

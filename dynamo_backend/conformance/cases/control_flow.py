@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch._higher_order_ops.associative_scan import associative_scan
+from torch._higher_order_ops.map import map as control_flow_map
+from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 
 from ..kit.case import case
@@ -35,6 +38,40 @@ def loop(subject: Subject) -> None:
     subject.agrees(
         f, *[lambda n=n: (torch.tensor(n), torch.randn(3)) for n in (3, 0, 1, 7)], leave_out=["shared", "same"]
     )
+
+
+def _scanned(x: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+    def step(carry: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+        carry = carry * 0.5 + row
+        return carry, (carry * row).sin()
+
+    return scan(step, start, x, dim=0)  # type: ignore[no-any-return]
+
+
+@case("A scan hands on the state of the first step, or one too few.", "Recurrent layers are written so.")
+def scan_over_rows(subject: Subject) -> None:
+    makes = [lambda n=n: (torch.randn(n, 3), torch.randn(3)) for n in (5, 1, 9)]
+    subject.agrees(_scanned, *makes, leave_out=["shared", "strides"])
+
+
+@case("An associative scan combines in the wrong order.", "The function need not commute.")
+def associative(subject: Subject) -> None:
+    def combine(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return a[0] * b[0], a[1] * b[0] + b[1]
+
+    def f(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return associative_scan(combine, (x, y), dim=0, combine_mode="generic")  # type: ignore[no-any-return]
+
+    makes = [lambda n=n: (torch.rand(n, 3), torch.randn(n, 3)) for n in (6, 1, 7)]
+    subject.agrees(f, *makes, leave_out=["shared", "strides"], loose=10)
+
+
+@case("A mapped function sees one row for all.", "torch's own loop over rows has a graph of its own.")
+def map_over_rows(subject: Subject) -> None:
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        return control_flow_map(lambda row, other: (row * other).cumsum(0) + row.max(), x, y)  # type: ignore[no-any-return]
+
+    subject.agrees(f, lambda: (torch.randn(4, 5), torch.randn(5)), leave_out=["shared", "strides"])
 
 
 @case("Graphs around a break disagree about what goes between.", "A print in a model breaks its graph.")

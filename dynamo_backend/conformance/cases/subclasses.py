@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
@@ -13,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 
 from ..kit.case import case
 from ..kit.compare import unequal
-from ..kit.errors import expect
+from ..kit.errors import NotApplicable, expect
 from ..kit.subject import Subject
 
 
@@ -168,3 +171,85 @@ def dispatch_mode(subject: Subject) -> None:
         got = compiled(x)
     told = unequal(got, x.cos() * 2)
     expect(not told, f"the result in a mode {told}")
+
+
+# --- tensors that are spread over the processes of a group, here a group of one ---------------------------------------
+
+
+@contextmanager
+def group_of_one() -> Iterator[Any]:
+    """A mesh of one process of the CPU. Raises NotApplicable where there is a group already, or can be none."""
+    if not dist.is_available() or not dist.is_gloo_available():
+        raise NotApplicable("this torch has no process groups for CPUs")
+    if dist.is_initialized():
+        raise NotApplicable("this process is in a group already")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield dist.init_device_mesh("cpu", (1,))
+    finally:
+        dist.destroy_process_group()
+
+
+def placed(x: Tensor, mesh: Any, dim: int | None) -> Any:
+    """Rows of a dimension in each process, or all of it in each."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    return distribute_tensor(x, mesh, [Replicate() if dim is None else Shard(dim)])
+
+
+@case("A sharded result is handed back as a plain tensor.", "What follows would take a shard for the whole.")
+def sharded_product(subject: Subject) -> None:
+    def f(x: Any, w: Any) -> Any:
+        return torch.relu(x @ w) * 2
+
+    x, w = torch.randn(4, 6), torch.randn(6, 8)
+    with group_of_one() as mesh:
+        compiled = subject.compile(f)
+        for _ in range(2):
+            given = placed(x, mesh, None), placed(w, mesh, 1)
+            got, wanted = compiled(*given), f(*given)
+            expect(
+                type(got) is type(wanted), f"the result is a {type(got).__name__}, eager's a {type(wanted).__name__}"
+            )
+            expect(
+                got.placements == wanted.placements, f"the result lies {got.placements}, eager's {wanted.placements}"
+            )
+            told = unequal(got.to_local(), wanted.to_local(), 10)
+            expect(not told, f"the result {told}")
+
+
+@case("A shard that is laid out anew is not waited for.", "Collectives run beside what comes after them.")
+def laid_out_anew(subject: Subject) -> None:
+    from torch.distributed.tensor import Replicate
+
+    def f(x: Any) -> Any:
+        return (x.sin() + 1).redistribute(placements=[Replicate()]).cumsum(0)
+
+    with group_of_one() as mesh:
+        x = placed(torch.randn(6, 3), mesh, 0)
+        got, wanted = subject.compile(f)(x), f(x)
+        told = unequal(got.to_local(), wanted.to_local(), 10)
+        expect(got.placements == wanted.placements and not told, f"the result lies {got.placements}, and {told}")
+
+
+@case("A parameter that is spread gets a plain gradient.", "The optimizer would add a shard to the whole.")
+def gradients_of_spread_parameters(subject: Subject) -> None:
+    def net(mesh: Any) -> nn.Linear:
+        torch.manual_seed(3)
+        made = nn.Linear(6, 8)
+        for name, p in list(made.named_parameters()):
+            setattr(made, name, nn.Parameter(placed(p.detach(), mesh, 0)))
+        return made
+
+    with group_of_one() as mesh:
+        x, gradients = placed(torch.randn(4, 6), mesh, None), []
+        for through in (lambda m: m, subject.compile):
+            made = net(mesh)
+            through(made)(x).to_local().square().sum().backward()
+            gradients.append({name: p.grad for name, p in made.named_parameters()})
+        for name, wanted in gradients[0].items():
+            got: Any = gradients[1][name]
+            expect(type(got) is type(wanted), f"the gradient of {name} is a {type(got).__name__}")
+            expect(got.placements == wanted.placements, f"the gradient of {name} lies {got.placements}")  # type: ignore[union-attr]
+            told = unequal(got.to_local(), wanted.to_local(), 10)  # type: ignore[union-attr]
+            expect(not told, f"the gradient of {name} {told}")

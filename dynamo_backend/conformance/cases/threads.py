@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -194,6 +196,42 @@ def forked_child_draws_by_its_seed(subject: Subject) -> None:
         return "" if torch.equal(mine, second) else "a child with seed 2 draws other numbers than its parent with it"
 
     in_a_fork(subject, run)
+
+
+def spawned(name: str, options: Mapping[str, Any], x: Tensor, answer: Connection) -> None:
+    """What a process that was started anew makes of ``work``, or what it raises."""
+    try:
+        made = Subject(name, options).compile(work)(x)
+        answer.send(made.numpy())
+    except BaseException as error:
+        answer.send(f"raised {type(error).__name__}: {error}")
+
+
+@case("A process that was started anew cannot compile.", "Spawned workers read caches that others write.")
+def spawned_process_compiles(subject: Subject) -> None:
+    """Two at once, which begin with nothing of their parent's but the name of the backend."""
+    context, x = multiprocessing.get_context("spawn"), torch.randn(9, 40)
+    wanted, children = work(x), []
+    for _ in range(2):
+        mine, theirs = context.Pipe(duplex=False)
+        child = context.Process(target=spawned, args=(subject.name, dict(subject.options), x, theirs), daemon=True)
+        child.start()
+        theirs.close()
+        children.append((child, mine))
+    try:
+        for _, answer in children:
+            expect(answer.poll(2 * subject.patience), f"a process did not answer in {2 * subject.patience:g} s")
+            try:
+                got = answer.recv()
+            except EOFError:
+                raise Violation("a process that was started anew died") from None
+            expect(not isinstance(got, str), f"a process that was started anew {got}")
+            told = unequal(torch.from_numpy(got), wanted, 10)
+            expect(not told, f"in a process that was started anew the result {told}")
+    finally:
+        for child, _ in children:
+            child.kill()
+            child.join()
 
 
 @case("A module trained in threads of a pool loses gradients.", "Backward runs on whatever thread calls it.")
