@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import click
 
 from ..cli.near import tell
+from .given import json_object
 from .kit.subject import Subject, UnknownBackendError
 from .registry import CASES, UnknownCaseError, chosen
 from .runner import run_case
@@ -17,15 +17,10 @@ from .table import listing, row, summary, write_json
 
 
 def _object(text: str | None, option: str) -> dict[str, Any] | None:
-    if text is None:
-        return None
     try:
-        value = json.loads(text)
+        return None if text is None else json_object(text)
     except ValueError as error:
-        raise click.UsageError(f"{option} {text!r} is no JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise click.UsageError(f'{option} takes an object, as {{"strict": 1}}; this is {text!r}')
-    return value
+        raise click.UsageError(f"{option}: {error}") from error
 
 
 @click.command()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
-import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -123,15 +122,11 @@ class ConformanceRun:
 
     def _json(self, short: str) -> dict[str, Any] | None:
         text = _value(self.config, short)
-        if text is None:
-            return None
         try:
-            value = json.loads(text)
+            found: dict[str, Any] | None = None if text is None else _module("given").json_object(text)
         except ValueError as error:
-            raise pytest.UsageError(f"--{short} {text!r} is no JSON: {error}") from error
-        if not isinstance(value, dict):
-            raise pytest.UsageError(f'--{short} takes an object, as {{"strict": 1}}; this is {text!r}')
-        return value
+            raise pytest.UsageError(f"--{short}: {error}") from error
+        return found
 
     def _chosen(self, patterns: list[str]) -> frozenset[str]:
         registry = _module("registry")

@@ -91,7 +91,7 @@ def test_the_list(tmp_path: Path) -> None:
         (["--backend", "mcl"], "no backend 'mcl'. There are: aot_eager, "),
         (["--backend", "no.module:backend"], "no backend 'no.module:backend': No module named 'no'"),
         (["--backend", "eager", "--backend-options", "{"], "is no JSON"),
-        (["--backend", "eager", "--backend-options", "1"], "takes an object"),
+        (["--backend", "eager", "--backend-options", "1"], "is no object"),
         (["--backend", "eager", "--conformance-skip", "mutations"], "no case is named 'mutations'. Topics: mutation, "),
     ],
 )
