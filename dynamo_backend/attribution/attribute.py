@@ -16,7 +16,7 @@ from ...scheduler.numerics import NumericsByPlace, NumericsError, nearest
 from ..aten_passes.rounding.numerics import placed_nodes
 from ..entry.backend import settings_of
 from ..explaining.compiled_model import asked_of
-from .attribution import NOT_ATTRIBUTED, OF_EAGER, TRACED, Attribution, AttributionRow
+from .attribution import NOT_ATTRIBUTED, OF_EAGER, SHARE, TRACED, Attribution, AttributionRow
 from .bisection import Path
 from .results import Distance, Results, ResultSpace, share, total_elements
 from .runs import Backward, CompiledPart, Runs, measured_settings
@@ -120,11 +120,26 @@ class _Measure:
         products = space.products([(one, other) for _, one, other in found], whole.norm)
         rest = sum(r.share for r in rows if r.kind == NOT_ATTRIBUTED)
         made = replace(self._made(whole, noise, rows, rest, elements, len(steps), plain), products=products)
-        switches = {n: v for n, v in made.numerics().items() if n not in plain}
-        kept, _ = self.runs.compile(replace(self.settings, numerics=with_entries(base, switches)))
-        left = space.size(kept, goal)
-        ratio = left.norm / whole.norm if whole.norm else left.elements / whole.elements
+        made, ratio = self._measured(made, space, whole, plain)
         return replace(made, kept=ratio, programs=self.runs.compiled, seconds=time.perf_counter() - self.began)
+
+    def _measured(
+        self, made: Attribution, space: ResultSpace, whole: Distance, plain: Mapping[str, str]
+    ) -> tuple[Attribution, float]:
+        """What is left with the mapping that ``numerics()`` gives, as a share of the whole. Rows are measured in one
+        order and named in another, in which they may make less; then more of them are named, as far as the budget
+        goes."""
+        more = 1
+        while True:
+            switches = {n: v for n, v in made.numerics().items() if n not in plain}
+            kept, _ = self.runs.compile(replace(self.settings, numerics=with_entries(self.settings.numerics, switches)))
+            left = space.size(kept, space.last)
+            ratio = left.norm / whole.norm if whole.norm else left.elements / whole.elements
+            with_names = sum(bool(row.entries) for row in made.rows)
+            enough = ratio <= 1 - SHARE or made.named >= with_names
+            if self.against != "eager" or enough or self._left < 1:
+                return made, ratio
+            made, more = replace(made, least=made.named + more), 2 * more
 
     @property
     def _left(self) -> int:

@@ -17,6 +17,10 @@ NOT_ATTRIBUTED, TRACED, OF_EAGER = "not attributed", "traced as other ops", "rou
 _NO_PLACE = (NOT_ATTRIBUTED, TRACED)
 
 
+# The share of the difference that the mapping of ``numerics()`` is for.
+SHARE = 0.95
+
+
 @dataclass(frozen=True, slots=True)
 class AttributionRow:
     """What one place, or several that were switched together, do to a result.
@@ -66,6 +70,8 @@ class Attribution:
     seconds: float
     base: Mapping[str, str]
     kept: float | None = None
+    # Rows that ``numerics()`` names at least: with fewer of them, more was left when that was measured.
+    least: int = 0
     # Of the differences that the rows make, each with each, as shares of the square of the whole.
     products: tuple[tuple[float, ...], ...] = field(default=(), repr=False)
     notes: tuple[str, ...] = ()
@@ -81,6 +87,11 @@ class Attribution:
         make, as a share of the whole. 1 where there is no difference."""
         return 1.0 - self._left([k for k, r in enumerate(self.rows) if r.is_one and r.kind not in _NO_PLACE])
 
+    @property
+    def named(self) -> int:
+        """How many rows ``numerics()`` names."""
+        return len(self._chosen(SHARE))
+
     def _left(self, chosen: Sequence[int]) -> float:
         """What is left of the difference, as a share of it, without what some rows make."""
         if not self.products:
@@ -88,9 +99,10 @@ class Attribution:
         out = [k for k in range(len(self.rows)) if k not in set(chosen)]
         return math.sqrt(max(0.0, sum(self.products[a][b] for a in out for b in out)))
 
-    def numerics(self, share: float = 0.95) -> dict[str, str]:
+    def numerics(self, share: float = SHARE) -> dict[str, str]:
         """The mapping for ``options={"numerics": …}`` that keeps eager's numerics at the places that together
         make so large a ``share`` of the difference, those with the largest first; it has what was given already.
+        More places are named where what was left with those few was measured, and was more.
         Against float64 those are the places where eager is better, and so much of what they better."""
         made = dict(self.base)
         for k in self._chosen(share):
@@ -108,7 +120,7 @@ class Attribution:
                     found.append(k)
             return found
         chosen: list[int] = []
-        while self._left(chosen) > 1.0 - share and len(chosen) < len(rows):
+        while (self._left(chosen) > 1.0 - share or len(chosen) < self.least) and len(chosen) < len(rows):
             chosen.append(min((k for k in rows if k not in chosen), key=lambda k: self._left([*chosen, k])))
         return chosen
 
