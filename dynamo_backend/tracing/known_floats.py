@@ -2,7 +2,8 @@
 
 With ``dynamic=True`` Dynamo makes inputs of the floats that a model holds, such as the epsilon of a norm. An op that
 takes a plain number ties it to its value. AOTAutograd's own pass over scalars finds these after it has traced the whole
-graph, and has Dynamo begin again with them, and with those that nobody reads, as constants. All that is known before.
+graph, and has Dynamo begin again with them, with those that nobody reads, and with those that its tensor ops cannot
+take, such as the limits of a clamp, as constants. All that is known before.
 """
 
 from __future__ import annotations
@@ -16,8 +17,12 @@ from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 from torch._dynamo.symbolic_convert import TensorifyState
 from torch._dynamo.utils import _is_tensorify_enabled
 from torch._guards import TracingContext
-from torch.nn.functional import embedding
+from torch.nn.functional import embedding, hardtanh, hardtanh_
 from torch.utils._sympy.symbol import SymT, symbol_is_type
+
+# Ops whose numbers AOTAutograd's pass over scalars never makes tensors of.
+_OF_CONSTANTS = {hardtanh, hardtanh_, torch.clamp, torch.clip, torch.clamp_min, torch.clamp_max}
+_METHODS_OF_CONSTANTS = {f"{name}{end}" for name in ("clamp", "clip", "clamp_min", "clamp_max") for end in ("", "_")}
 
 
 def restart_with_known_floats(gm: fx.GraphModule) -> None:
@@ -45,15 +50,21 @@ def _symbols_of(gm: fx.GraphModule) -> set[sympy.Symbol]:
     for module in gm.modules():
         if isinstance(module, fx.GraphModule):
             for node in module.graph.nodes:
-                value = node.meta.get("example_value")
-                if isinstance(value, (torch.SymFloat, torch.SymInt, torch.SymBool)) and _is_read(node):
-                    found |= value.node._expr.free_symbols
+                if _is_number(node) and not all(_takes_constant(user, node) for user in node.users):
+                    found |= node.meta["example_value"].node._expr.free_symbols
     return found
 
 
-def _is_read(node: fx.Node) -> bool:
-    """Whether somebody reads a number. An embedding has the degree of a norm also where it limits no norm."""
-    return not all(u.target is embedding and u.args[3:5] == (None, node) for u in node.users)
+def _is_number(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("example_value"), (torch.SymFloat, torch.SymInt, torch.SymBool))
+
+
+def _takes_constant(user: fx.Node, number: fx.Node) -> bool:
+    """Whether a user of a number never makes a tensor of it. A number that is made of it has users of its own; an
+    embedding has the degree of a norm also where it limits no norm."""
+    if user.target is embedding:
+        return user.args[3:5] == (None, number)
+    return _is_number(user) or user.target in (_METHODS_OF_CONSTANTS if user.op == "call_method" else _OF_CONSTANTS)
 
 
 __all__ = ["restart_with_known_floats"]

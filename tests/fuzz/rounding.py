@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._decomp import get_decompositions
 
 from torch_mlc.dynamo_backend.verify.roundings import Roundings
@@ -23,6 +24,18 @@ _OPENED: dict[Any, Callable[..., Any]] = get_decompositions(
         _ATEN.mse_loss, _ATEN.mse_loss_backward,
     ]
 )  # fmt: skip
+
+
+def _by_logsumexp(scores: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """The softmax of an attention as its kernels for gradients make it, eager's too: from the rounded logarithm of the
+    sum, which moves a row by as much as its scores are large. A row that sees nothing has zeros."""
+    scores = scores.to(dtype or scores.dtype)
+    logarithm = torch.logsumexp(scores, dim, keepdim=True)
+    return torch.where(logarithm == -torch.inf, 0.0, (scores - logarithm).exp())
+
+
+# Only the attention that is written out calls it.
+_OPENED[_ATEN._safe_softmax.default] = _by_logsumexp
 
 
 class LineRoundings(Roundings):

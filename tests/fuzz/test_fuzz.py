@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import fx
 
 from tests.fuzz import check as judge
 from tests.fuzz.campaign import Campaign
@@ -130,6 +131,26 @@ def test_a_rounding_that_the_program_makes_large_is_no_fault() -> None:
     eps = torch.finfo(torch.float32).eps
     assert check(_small(*lines, eps=eps), moved).status == "equal"
     assert check(_small("x0 * 2", "t0 * 1.5", eps=eps), _broken(lambda t: t * (1 + 2e-5))).status == "wrong"
+
+
+def test_gradients_of_attention_are_as_sure_as_its_kernels_make_them() -> None:
+    """Kernels keep the logarithm of a row's sum, which rounds by the size of the scores, here of hundreds."""
+    attention = "F.scaled_dot_product_attention(x0 * 3.5, x0, x0)"
+    given = Input("x0", "(numbers((1, 1, A, 64), torch.float32, 7) * 3)", True)
+    program = Program(
+        0, (given,), (Step(attention, ("t0",), ("x0",), eps=2.0**-23),), ("t0",), ({"A": 31},), gradient=True
+    )  # fmt: skip
+
+    def by_kernel(gm: fx.GraphModule, _: Any) -> Callable[..., Any]:
+        def run(x: torch.Tensor) -> tuple[torch.Tensor]:
+            return (torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(x * 3.5, x, x * off)[0],)
+
+        return run
+
+    off = 1.0
+    assert check(program, by_kernel).status == "equal"
+    off = 1.001
+    assert check(program, by_kernel).status == "wrong"
 
 
 def test_errors_reach_lines_beside_operators_with_bodies() -> None:

@@ -143,6 +143,39 @@ def test_as_many_compilations_as_without_us(name: str, training: bool) -> None:
     assert counts["mlc"] == counts["aot_eager"], counts
 
 
+class Limited(nn.Module):
+    """Floats of a module of every kind: those that a norm ties to their values, limits, and one that stays a float."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(6)
+        self.slope, self.most = 0.25, 2.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.hardtanh(self.norm(x), -0.5, 6.5) * self.slope
+        return x.clamp(max=self.most) + torch.clamp(x, -self.most, self.most)
+
+
+def test_floats_that_become_constants_begin_one_tracing_again_and_no_more() -> None:
+    counts = {}
+    x, model = torch.randn(9, 6), Limited().eval()
+
+    @torch.no_grad()
+    def run(model: nn.Module, x: Tensor) -> Tensor:
+        result: Tensor = model(x)
+        return result
+
+    for backend in ("aot_eager", "mlc"):
+        torch._dynamo.reset()
+        counter = CompileCounterWithBackend(backend)
+        compiled = torch.compile(run, backend=counter, dynamic=True, fullgraph=True)
+        for slope in (0.25, 0.75):
+            model.slope = slope
+            close(compiled(model, x), model(x))
+        counts[backend] = counter.frame_count
+    assert counts["mlc"] == counts["aot_eager"], counts
+
+
 def test_no_guard_is_added_by_the_backend() -> None:
     """The guards that a graph ends up with are Dynamo's and AOTAutograd's alone, but for that of ``forward_ad``, which
     torch forgets (see ``forward_mode.py``)."""

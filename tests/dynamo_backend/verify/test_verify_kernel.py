@@ -226,6 +226,23 @@ def test_memory_is_made_up_to_a_limit(runs: list[int], monkeypatch: pytest.Monke
     assert runs and runs[0] >= 6 and 500 < max(spans) <= 2000
 
 
+def test_sums_of_symbolic_length_are_made_up_to_a_limit(runs: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order of a long sum decides its digits. Lengths that are fixed are verified all the same."""
+    terms: list[int] = []
+    terms_of = verify_kernel_module._terms
+    monkeypatch.setattr(verify_kernel_module, "_terms", lambda *a: terms.append(terms_of(*a)) or terms[-1])
+    monkeypatch.setattr(verify_kernel_module, "MOST_TERMS", 12)
+    x = torch.randn(6, 50)
+    compiled = torch.compile(lambda x: x.exp().sum(1), backend="mlc", dynamic=True, options=CHECKED)
+    torch.testing.assert_close(compiled(x), x.exp().sum(1))
+    assert max(terms) > 12 and 0 < runs[0] < len(terms)
+    torch._dynamo.reset()
+    runs.clear()
+    compiled = torch.compile(lambda x: x.exp().sum(1), backend="mlc", dynamic=False, options=CHECKED)
+    torch.testing.assert_close(compiled(x), x.exp().sum(1))
+    assert runs and runs[0] >= 1
+
+
 def test_indices_that_nobody_can_judge_are_left(runs: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the oracle's points ATen's ops are asked, and they read what lies beside: a refusal is right there."""
     monkeypatch.setattr(verify_kernel_module, "ORACLE_POINTS", 20)
