@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument(
         "--config", default="8,256,8,2,688,2048", help="layers, dim, heads, kv heads, hidden, vocabulary"
     )
-    parser.add_argument("--tokens", default="1,2,4,8,16,32,128,1024")
+    parser.add_argument("--tokens", default="1,2,4,8,16,32,128,1024,4096")
     parser.add_argument("--first", type=int, default=64, help="tokens of the call that compiles")
     parser.add_argument("--regions", default="auto")
     parser.add_argument("--rounds", type=int, default=21)
@@ -59,7 +59,8 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    config = LlamaConfig(*map(int, given.config.split(",")), positions=2048)
+    numbers = [int(n) for n in given.tokens.split(",")]
+    config = LlamaConfig(*map(int, given.config.split(",")), positions=max(2048, *numbers))
     model = LlamaTokens(config).eval()
     shared: dict[str, Any] = {"threads": 1, "cache": False}
     with torch.no_grad(), fx_config.patch(backed_size_oblivious=True):
@@ -71,7 +72,7 @@ def main() -> None:
         if given.compile_only:
             return
         print(f"{'tokens':>7} {'static':>10} {'of static':>9} {'one program':>11}")
-        for tokens in map(int, given.tokens.split(",")):
+        for tokens in numbers:
             args = inputs(config, tokens)
             alone, _ = compiled(model, f"static{tokens}", args, False, shared)
             fns = (every, whole, alone)
@@ -84,7 +85,7 @@ def main() -> None:
             ratios = [statistics.median(row[k] / row[2] for row in found) for k in (0, 1)]
             static = statistics.median(row[2] for row in found) / count
             print(f"{tokens:>7} {static * 1e3:>7.2f} ms {ratios[0]:>9.3f} {ratios[1]:>11.3f}", flush=True)
-    known = len(given.tokens.split(",")) + 1
+    known = len(numbers) + 1
     print(f"graphs of Dynamo: {counters['stats']['unique_graphs']}, of which {known} for one number of tokens")
 
 

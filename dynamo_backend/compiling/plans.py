@@ -95,7 +95,7 @@ def _fused(job: Job, layers: Layers | None = None) -> Plan:
             GRAPH, import_graph, job.gm, job.example_inputs, fallback_random=options.fallback_random,
             numerics=options.numerics, libraries=options.libraries == "aten", static=job.static, name=job.name,
             skipped=layers.skipped if layers is not None else {}, called_after=job.called_after, decider=job.decider,
-            region=job.within,
+            region=job.within, target_of=context.target_of,
         )  # fmt: skip
     with phase("passes"):
         graph = job.run(imported, lists.graph, context)
@@ -116,7 +116,8 @@ def planned_peak(gm: fx.GraphModule, options: Options, given: Collection[str] = 
     lists, context = pass_lists(), context_of(options, given)
     libraries = options.libraries == "aten"
     graph = import_graph(
-        gm, fallback_random=options.fallback_random, numerics=options.numerics, libraries=libraries
+        gm, fallback_random=options.fallback_random, numerics=options.numerics, libraries=libraries,
+        target_of=context.target_of,
     )  # fmt: skip
     graph = run_passes(lists.graph, graph, context)
     fusion = run_passes((*lists.fuse, *lists.calls), Fusion(graph), context)

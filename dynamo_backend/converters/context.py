@@ -17,7 +17,7 @@ from ...ir.expr.monoid import Monoid
 from ...ir.expr.value import Const, Expr, Index, Load, call, const, is_value, symbol
 from ...ir.graph.graph import Compute, Graph, Library, Node, Origin, Reduction, Ref, TensorType, View
 from ...ir.nest.loops import contiguous_strides
-from ...ir.target import has_kernels
+from ...ir.target import TargetOf, has_kernels, usual_target
 from ...scheduler.decisions import Decider
 from ...scheduler.numerics import EAGER, ROUNDING, Numerics
 from .registry import NoConversion
@@ -93,6 +93,7 @@ class ImportContext:
         libraries: bool = True,
         bodies: Callable[[fx.Node], Graph] | None = None,
         decider: Decider | None = None,
+        target_of: TargetOf = usual_target,
     ) -> None:
         self.nodes: list[Node] = []
         self.sizes = sizes
@@ -100,6 +101,7 @@ class ImportContext:
         self.given_numerics = numerics
         self._libraries = libraries
         self.decider = decider
+        self.target_of = target_of
         self.node: fx.Node
         self.val: Any = None
         # What the result is called: the node's own name, except for parts of a node.

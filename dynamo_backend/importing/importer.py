@@ -38,7 +38,7 @@ from ...ir.graph.graph import (
     SizeInput,
     TensorType,
 )
-from ...ir.target import has_kernels
+from ...ir.target import TargetOf, has_kernels, usual_target
 from ...scheduler.decisions import Decider
 from ...scheduler.numerics import OP, Numerics
 from ..aten_passes.views.negations import BIT, NEGATE, WHY_BIT, is_negated, negate, negative, write_negated
@@ -78,6 +78,7 @@ def import_graph(
     called_after: dict[str, str] | None = None,
     decider: Decider | None = None,
     region: SizeRegion = ANYWHERE,
+    target_of: TargetOf = usual_target,
 ) -> Graph:
     """The IR of an ATen graph.
 
@@ -86,12 +87,14 @@ def import_graph(
     ``numerics`` are as ``Options`` has them; without ``libraries`` kernels compute on CPUs all that they can.
     ``skipped`` nodes, inputs and outputs among them, are left out; what reads one reads the node that it is mapped to.
     ``called_after`` is filled with the node of each name that is made here and is no node's own. ``decider`` is asked
-    where costs decide what an op becomes. The graph is for the sizes of a ``region``. Raises ImportFailure.
+    where costs decide what an op becomes, by the machine that ``target_of`` gives for a device. The graph is for the
+    sizes of a ``region``. Raises ImportFailure.
     """
     decomposed = decompose_flex_attention(gm)
     importer = _Importer(
-        decomposed, example_inputs, fallback_random, numerics, libraries, frozenset(static), skipped, decider, region
-    )
+        decomposed, example_inputs, fallback_random, numerics, libraries, frozenset(static), skipped, decider, region,
+        target_of,
+    )  # fmt: skip
     graph = importer.run(name)
     if called_after is not None:
         called_after.update(importer.ctx.called_after)
@@ -162,6 +165,7 @@ class _Importer:
         skipped: Mapping[fx.Node, fx.Node | None] = _NOTHING,
         decider: Decider | None = None,
         region: SizeRegion = ANYWHERE,
+        target_of: TargetOf = usual_target,
     ) -> None:
         self.gm = gm
         self.places = {n: k for k, n in enumerate(gm.graph.nodes)}
@@ -172,7 +176,7 @@ class _Importer:
         self.sizes = SizeMap(names, region)
         self.ctx = ImportContext(
             names, self.sizes, fallback_random=fallback_random, numerics=numerics, libraries=libraries,
-            bodies=self.body, decider=decider,
+            bodies=self.body, decider=decider, target_of=target_of,
         )  # fmt: skip
         self.env = _Values(skipped)
         self.inputs: list[GraphInput] = []
@@ -215,7 +219,9 @@ class _Importer:
         """The graph of a function that a node of this one names."""
         body = attribute(self.gm, str(node.target))
         libraries = self.ctx.calls_libraries("cpu")
-        return import_graph(body, numerics=self.ctx.given_numerics, libraries=libraries, name=node.name)
+        return import_graph(
+            body, numerics=self.ctx.given_numerics, libraries=libraries, name=node.name, target_of=self.ctx.target_of
+        )
 
     # --- the ends of the graph --------------------------------------------------------------------------------------
 

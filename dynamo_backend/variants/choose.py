@@ -20,7 +20,7 @@ from ...ir.expr.symbols import Size, SymbolTable
 from ...ir.graph.graph import TensorType
 from ...ir.text.structure import structural_key
 from ...runtime.log import logger
-from ...scheduler.cost.regions import is_short, least_saved
+from ...scheduler.cost.regions import FEW, is_short, least_saved
 from ...scheduler.decisions import Alternative, Decider, text_key
 from ...scheduler.regions.choose import Cuts, cuts_of, grouped, tree_of
 from ...scheduler.regions.proof import Proof, RegionError, prove
@@ -199,10 +199,12 @@ class _Planner:
 
 
 def _region_of_hint(size: Size, regions: Iterable[SizeRegion]) -> int | None:
-    """The region in which the size is now, where the plan for all sizes is as good there as one of its own."""
+    """The region in which the size is now, where the plan for all sizes is as good there as one of its own: not where
+    the size is small for sure, which products go by."""
     for k, region in enumerate(regions):
         if size.hint is not None and region.holds({size.symbol: size.hint}):
-            return k if region.value_of(size) is None and region.narrowed(size).hint == size.hint else None
+            known = region.narrowed(size)
+            return k if (known.upper is None or known.upper >= FEW) and known.hint == size.hint else None
     return None
 
 

@@ -80,15 +80,15 @@ class SizeRegion:
         return {c.symbol for c, _ in self.literals}
 
     def told(self, size: Size) -> Size:
-        """What a program for this region is told of a size: a typical value that it has here, what it is a multiple of,
-        and its bounds where they leave it one number.
+        """What a program for this region is told of a size: a typical value that it has here, the most that it is, what
+        it is a multiple of, and its bounds where they leave it one number.
 
         Other bounds stay those of all sizes: no schedule goes by them, and kernels of several regions could not be one.
         """
         known = self.narrowed(size)
         if known.lower == known.upper:
             return known
-        return replace(size, divisor=known.divisor, hint=known.hint)
+        return replace(size, divisor=known.divisor, hint=known.hint, most=known.upper)
 
     def narrowed(self, size: Size) -> Size:
         """What is so of a size in this region; its typical value is one that it may have here."""

@@ -49,13 +49,15 @@ Interval = tuple[int, int | None]
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """One size symbol: inclusive bounds (``upper`` None: unbounded), a number that divides it, and a typical value."""
+    """One size symbol: inclusive bounds (``upper`` None: unbounded), a number that divides it, and for heuristics a
+    typical value, and the ``most`` that it is where a program runs: code is right beyond it."""
 
     symbol: sympy.Symbol
     lower: int = 0
     upper: int | None = None
     divisor: int = 1
     hint: int | None = field(default=None, compare=False)
+    most: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,14 @@ class SymbolTable:
         if value.free_symbols:
             value = value.xreplace({s: sympy.Integer(default) for s in value.free_symbols})
         return int(value)
+
+    def most(self, expr: sympy.Expr) -> int | None:
+        """The most that an expression is where the program runs, None where that is not known: for heuristics."""
+        known = {s.symbol: (s.lower, s.upper if s.most is None else s.most) for s in self.sizes}
+        try:
+            return interval(expr, known)[1]
+        except IRError:
+            return None
 
     def bounds(self, expr: sympy.Expr, loops: Mapping[sympy.Symbol, sympy.Expr] | None = None) -> Interval:
         """Inclusive numeric bounds of an index expression; ``loops`` gives the extents of loop variables."""

@@ -100,12 +100,13 @@ class LibraryProduct:
 
     ``m``, ``n``, ``k`` and ``batch`` are typical sizes; m counts the rows of ``a``. ``readers`` are the nodes that read
     the result, through views too, at places that positions name, ``then`` those that read what they make; ``leaves``
-    where the result is one of the graph, or is read at places that data name. ``shared`` tells which operands something
-    else needs in memory anyway; ``tiled`` names the reductions among readers that tiles of the result give parts of.
-    Of the element-wise readers ``beside`` are the bytes of what else they read, ``made`` of what they make, ``kept`` of
-    that part of it which a reduction's kernel would have to write for others. ``alone`` where no kernel makes an
-    operand or reads the result, and no other product reads the shorter operand. ``is_aligned`` where rows of the result
-    start at multiples of 16 bytes.
+    where the result is one of the graph, or is read at places that data name. ``most_m`` and ``most_n`` are what m and
+    n are at most, None where that is not known. ``shared`` tells which operands something else needs in memory anyway;
+    ``tiled`` names the reductions among readers that tiles of the result give parts of. Of the element-wise readers
+    ``beside`` are the bytes of what else they read, ``made`` of what they make, ``kept`` of that part of it which a
+    reduction's kernel would have to write for others. ``alone`` where no kernel makes an operand or reads the result,
+    and no other product reads the shorter operand. ``is_aligned`` where rows of the result start at multiples of 16
+    bytes.
     """
 
     node: Library
@@ -131,6 +132,8 @@ class LibraryProduct:
     kept: int = 0
     alone: bool = False
     is_aligned: bool = True
+    most_m: int | None = None
+    most_n: int | None = None
 
     @property
     def type(self) -> TensorType:
@@ -247,8 +250,9 @@ class Products(MadeElements):
         extents = {**dict(zip(axes, kind.shape, strict=True)), R0: depth}
         a, b = (self.operand(n, i, extents) for n, i in zip(names, (of_a, of_b), strict=True))
         hint = self.graph.symbols.hint
-        sizes = [hint(e) for e in kind.shape]
-        batch, m, n = [1] * (3 - len(sizes)) + sizes if len(axes) != 1 else [1, sizes[0], 1]
+        before = 3 - len(kind.shape) if len(axes) != 1 else 1
+        sides = (sympy.S.One,) * before + kind.shape + (sympy.S.One,) * (len(axes) == 1)
+        batch, m, n = map(hint, sides)
         (result,) = node.names
         all_readers = self.readers.get(result, ())
         elsewhere = [r for r in all_readers if self._names_places(r, result) or r.names[0] in self.made_again]
@@ -262,7 +266,7 @@ class Products(MadeElements):
             (self._is_needed(names[0], node), self._is_needed(names[1], node)),
             frozenset(r.names[0] for r in tiled), *self._around(result, readers),
             self._is_alone(node, names, readers, names[0 if m <= n else 1]),
-            is_aligned(kind, self.graph.symbols, typically=True),
+            is_aligned(kind, self.graph.symbols, typically=True), *map(self.graph.symbols.most, sides[1:]),
         )  # fmt: skip
 
     def _is_alone(self, node: Library, names: list[str], readers: tuple[Node, ...], shorter: str) -> bool:

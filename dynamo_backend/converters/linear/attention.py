@@ -4,18 +4,30 @@ zeros, as torch's kernel has them."""
 
 from __future__ import annotations
 
+import math
+
 import sympy
+import torch
+from torch import fx
 from torch.utils._sympy.functions import FloorDiv
 
 from ....ir.expr.monoid import ATTENTION, MAX, SUM, lowest
 from ....ir.expr.value import Expr, Load, Select, call, const, symbol
-from ....scheduler.cost.attention import AttentionSize, decide_attention_cpu, library_time, ours_time
+from ....scheduler.cost.attention import (
+    MASK_NODES,
+    AttentionSize,
+    decide_attention_cpu,
+    library_time,
+    ours_time,
+)
 from ....scheduler.decisions import Alternative, text_key
 from ..context import ImportContext, ReductionSpace, Tensor
 from ..registry import NoConversion, converter
 from ..terms import axes, index_value
 
 LIBRARY = "attention: torch's flash kernel"
+_ATEN = torch.ops.aten
+_COMPARISONS = {_ATEN.le, _ATEN.lt, _ATEN.ge, _ATEN.gt, _ATEN.eq, _ATEN.ne}
 
 
 @converter("aten._scaled_dot_product_flash_attention_for_cpu.default")
@@ -35,7 +47,7 @@ def flash_attention_for_cpu(
     width = query.shape[3]
     if not width.is_Integer or _share(query, key) is None or not (value.shape[3] == width or ours):
         raise NoConversion(f"{LIBRARY}; heads of several widths, or numbers of them that are no multiples")
-    faster, told = _decision(ctx, query, key, bool(is_causal))
+    faster, told = _decision(ctx, query, key, bool(is_causal), attn_mask)
     if not faster and not ours:
         raise NoConversion(f"{LIBRARY}: {told}")
     factor = float(int(width) ** -0.5 if scale is None else scale)
@@ -51,21 +63,47 @@ def _share(query: Tensor, key: Tensor) -> int | None:
     return int(query.shape[1] // key.shape[1])
 
 
-def _decision(ctx: ImportContext, query: Tensor, key: Tensor, causal: bool) -> tuple[bool, str]:
+def _decision(ctx: ImportContext, query: Tensor, key: Tensor, causal: bool, mask: Tensor | None) -> tuple[bool, str]:
     hint = ctx.sizes.hint
     batch, heads, queries, width = query.shape
     sizes = (hint(batch * heads), hint(queries), hint(key.shape[2]), hint(width))
-    size = AttentionSize(*sizes, query.dtype.is_half, causal)
-    faster, told = decide_attention_cpu(size)
+    hides = mask is not None and _compares_positions(ctx, mask)
+    size = AttentionSize(*sizes, query.dtype.is_half, causal, mask is not None, hides)
+    machine = ctx.target_of(query.device).machine
+    faster, told = decide_attention_cpu(size, machine)
     if ctx.decider is None:
         return faster, told
     chosen = ctx.decider.decide(
         "attention", text_key((repr(size), *(f"{t.type.dtype.value} {t.type.strides}" for t in (query, key)))),
-        (Alternative("loops", ours_time(size)), Alternative("library", library_time(size))),
+        (Alternative("loops", ours_time(size)), Alternative("library", library_time(size, machine))),
         "loops" if faster else "library", at=ctx.node.name, reason=told,
         nbytes=2 * (hint(query.type.nbytes) + hint(key.type.nbytes)),
     )  # fmt: skip
     return chosen == "loops", told
+
+
+def _compares_positions(ctx: ImportContext, mask: Tensor) -> bool:
+    """Whether a mask is made of comparisons of what is much smaller, as those of positions are: our loops compute it,
+    and leave out what it hides."""
+    node, seen = ctx.node.kwargs["attn_mask"], set[fx.Node]()
+    compares, todo = False, [node] if isinstance(node, fx.Node) else []
+    while todo and len(seen) < MASK_NODES:
+        node = todo.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        compares |= getattr(node.target, "overloadpacket", None) in _COMPARISONS
+        value = node.meta.get("val")
+        if node.op != "call_function" and not (isinstance(value, torch.Tensor) and _is_small(ctx, value, mask)):
+            return False
+        todo += node.all_input_nodes
+    return compares and not todo
+
+
+def _is_small(ctx: ImportContext, value: torch.Tensor, mask: Tensor) -> bool:
+    """Whether a tensor has few elements beside a mask: as many as its rows and columns, about."""
+    hint = ctx.sizes.hint
+    return math.prod(hint(ctx.sizes.size(n)) for n in value.shape) <= 2 * sum(map(hint, mask.shape))
 
 
 def _written_out(

@@ -21,6 +21,7 @@ from ....ir.graph.products import is_plain_product
 from ....ir.machine import ONLY_PRODUCTS, Libraries, Machine
 from ...facts.contraction import R0, Decision, LibraryProduct, Operand
 from ..cpu_kernels import DOT_ROWS, PANEL_TILE, product_tile
+from ..regions import FEW
 
 # One core of Zen 3, in nanoseconds, beside the rates of a machine: an element of the weight that BLAS puts in order; a
 # byte of memory that is new at each call, as allocations past 32 MiB are. Only their ratios matter.
@@ -134,11 +135,16 @@ def _small_times(p: LibraryProduct, machine: Machine) -> tuple[float, float] | N
 
 def _few_rows(p: LibraryProduct, machine: Machine) -> tuple[float, float] | None:
     """The times of a product of plain matrices in our loops and in the faster library; None where these do not tell:
-    sizes that vary may be larger in the next call, a weight that a cache holds or that the graph has just made costs
-    little to read, and an operand in which no elements to be read are neighbours is for a library."""
-    if p.type.dtype is not DType.FLOAT32 or p.batch != 1 or not all(e.is_Integer for e in (*p.shape, p.depth)):
+    a weight that a cache holds or that the graph has just made costs little to read, an operand in which no elements to
+    be read are neighbours is for a library, and so are sizes that vary, which may be larger in the next call. Where
+    rows vary among few these are the means of the typical number and the most."""
+    if p.type.dtype is not DType.FLOAT32 or p.batch != 1 or not p.depth.is_Integer:
         return None
-    (rows, other), (columns, weight) = sorted(((p.m, p.a), (p.n, p.b)), key=lambda side: side[0])
+    (rows, most, other), (columns, wide, weight) = sorted(
+        ((p.m, p.most_m, p.a), (p.n, p.most_n, p.b)), key=lambda side: side[0]
+    )
+    if wide != columns or most is None or (most != rows and most >= FEW):
+        return None
     if not weight.is_given or weight.bytes <= machine.l2_bytes * machine.cores:
         return None
     along_sum, along_columns = (_step(o, R0) for o in (other, weight)), _columns_step(weight)
@@ -148,15 +154,23 @@ def _few_rows(p: LibraryProduct, machine: Machine) -> tuple[float, float] | None
         across = 1
     else:
         return None
-    read, flops = weight.bytes / machine.bandwidth, 2.0 * rows * columns * p.k
-    wide = max(1.0, machine.vector_bytes / VECTOR)
+    counts, read, row = {rows, most}, weight.bytes / machine.bandwidth, 2.0 * columns * p.k
+    times = [_times_of_rows(n, read, row, across, machine) for n in counts]
+    loops, library = (sum(t) / len(counts) / machine.cores for t in zip(*times, strict=True))
+    return loops, library
+
+
+def _times_of_rows(rows: int, read: float, row: float, across: int, machine: Machine) -> tuple[float, float]:
+    """Nanoseconds of one core in our loops and in the faster library, of ``row`` operations for each row. ``read`` are
+    those of reading the weight, which lies along the sum, or ``across``: 0 or 1."""
+    flops, wide = rows * row, max(1.0, machine.vector_bytes / VECTOR)
     blas = read / (BLAS_ROW if rows == 1 else BLAS_ROWS) + flops / (machine.matmul * machine.blas * wide)
     onednn = read / ONEDNN_READS[across] + flops / (machine.matmul * wide)
     # Tiles of rows that are not full take as long as those that are.
     tile = min(rows, PANEL_TILE if across else product_tile(machine)[0])
-    padded = flops / rows * tile * -(-rows // tile)
+    padded = row * tile * -(-rows // tile)
     loops = read / LOOPS_READ[across] + padded / (machine.float32 * LOOPS_MULTIPLY[across] * wide)
-    return loops / machine.cores, min(blas, onednn) / machine.cores
+    return loops, min(blas, onednn)
 
 
 def _step(o: Operand, var: sympy.Symbol) -> sympy.Expr:

@@ -46,10 +46,11 @@ def library_call(
     hint = found.graph.symbols.hint
     batch, rows, columns = queries.shape[0], queries.shape[1], values.shape[1]
     size = AttentionSize(hint(batch), hint(rows), hint(columns), int(width), product.type.dtype.is_half)
-    faster, told = decide_library_cpu(size)
+    machine = context.target_of(product.type.device).machine
+    faster, told = decide_library_cpu(size, machine)
     chosen = context.decide(
         "attention", lambda: place_key(found.graph, (product.name,)),
-        (Alternative("loops", ours_time(size)), Alternative("library", library_time(size))),
+        (Alternative("loops", ours_time(size)), Alternative("library", library_time(size, machine))),
         "library" if faster else "loops", at=product.name, reason=told,
         nbytes=sum(hint(types[n].nbytes) for n in (first.left, first.right, product.right, product.name)),
     )  # fmt: skip
