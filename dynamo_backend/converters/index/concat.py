@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import sympy
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from ....ir.expr.index import simplify
-from ....ir.expr.value import Expr, call, const
+from ....ir.expr.value import Expr, call, const, is_value
+from ....ir.graph.graph import View
 from ..context import ImportContext, Scalar, Tensor
 from ..math.elementwise import ensure_held
 from ..registry import NoConversion, converter
@@ -33,6 +36,9 @@ def cat(ctx: ImportContext, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
         return ctx.compute(const(0, kind))
     if len(parts) > MOST_PIECES:
         raise NoConversion(f"cat of {len(parts)} pieces, which are found one after the other")
+    if (joined := _evenly_read(ctx, parts, dim)) is not None:
+        source, indices = joined
+        return ctx.compute(ctx.at(source, indices, kind))
     ends: list[sympy.Expr] = []
     end: sympy.Expr = sympy.S.Zero
     for x in parts:
@@ -46,6 +52,39 @@ def cat(ctx: ImportContext, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
         value = piece if value is None else select(all_of(within(at[dim], None, ends[k])), piece, value)
     assert value is not None
     return ctx.compute(value)
+
+
+def _evenly_read(ctx: ImportContext, parts: Sequence[Tensor], dim: int) -> tuple[Tensor, list[sympy.Expr]] | None:
+    """Where pieces are parts of one tensor in even steps (of ``unbind``, ``chunk`` or ``split``), that tensor and its
+    indices over the axes of the result: which piece an element is of is computed, not asked for. None where they are
+    not."""
+    made = {n.name: n for n in ctx.nodes if isinstance(n, View)}
+    views = [v for x in parts if (v := made.get(x.name)) is not None]
+    if (
+        len(views) != len(parts)
+        or len(parts) == 1
+        or any(is_value(i) for v in views for i in v.indices)
+        or len({v.source for v in views}) > 1
+    ):
+        return None
+    first, size = views[0], parts[0].shape[dim]
+    if not size.is_Integer or any(x.shape != parts[0].shape or x.device != ctx.type().device for x in parts):
+        return None
+    steps = [
+        {d: step for d, (a, b) in enumerate(zip(v.indices, w.indices, strict=True)) if (step := sympy.expand(b - a))}
+        for v, w in pairwise(views)
+    ]
+    if len(steps[0]) != 1 or any(s != steps[0] for s in steps):
+        return None
+    ((moved, step),) = steps[0].items()
+    if not step.is_Integer or step < 0:
+        return None
+    at = first.axes[dim]
+    within_piece = {at: ModularIndexing(at, 1, size) if size != 1 else sympy.S.Zero}
+    indices = [i.xreplace(within_piece) for i in first.indices]
+    indices[moved] = indices[moved] + step * FloorDiv(at, size)
+    source = Tensor(first.source, replace(first.type, shape=(), strides=()))
+    return source, [simplify(i, dict(zip(first.axes, ctx.type().shape, strict=True))) for i in indices]
 
 
 @converter("aten.constant_pad_nd.default")
