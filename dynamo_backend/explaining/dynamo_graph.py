@@ -20,7 +20,7 @@ class PartOfGraph(Protocol):
     """What runs in the place of one ATen graph, "forward", "backward" or "inference", of a graph of Dynamo's."""
 
     def __call__(
-        self, gm: fx.GraphModule, example_inputs: Sequence[Any], *, kind: str, frozen: FrozenInputs,
+        self, gm: fx.GraphModule, example_inputs: Sequence[Any], /, *, kind: str, frozen: FrozenInputs,
         scope: LockScope | None,
     ) -> Callable[..., Any]: ...  # fmt: skip
 
