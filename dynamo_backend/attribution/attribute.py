@@ -224,8 +224,17 @@ def _idle(path: Path) -> tuple[Mapping[str, str], ...]:
 
 def _draws(part: CompiledPart) -> bool:
     """Whether a graph draws random numbers."""
-    ops = (n.target for m in part.gm.modules() if isinstance(m, fx.GraphModule) for n in m.graph.nodes)
-    return any(isinstance(op, OpOverload) and torch.Tag.nondeterministic_seeded in op.tags for op in ops)
+    return any(_is_random(n) for m in part.gm.modules() if isinstance(m, fx.GraphModule) for n in m.graph.nodes)
+
+
+def _is_random(node: fx.Node) -> bool:
+    """Whether a call draws random numbers; an attention does where it drops something."""
+    op = node.target
+    if not isinstance(op, OpOverload) or torch.Tag.nondeterministic_seeded not in op.tags:
+        return False
+    names = [a.name for a in op._schema.arguments]
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    return "dropout_p" not in names or given.get("dropout_p", 0.0) != 0.0
 
 
 def _norm(vector: Tensor) -> float:

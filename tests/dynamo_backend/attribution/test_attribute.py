@@ -308,6 +308,13 @@ def test_a_model_that_draws_random_numbers_is_told_so(x: Tensor) -> None:
     assert made.rest == 0 and sum(r.share for r in made.rows) == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("dropped", [0.0, 0.25])
+def test_an_attention_draws_random_numbers_where_it_drops_some(dropped: float) -> None:
+    q = torch.randn(1, 2, 8, 16, generator=torch.Generator().manual_seed(0)).bfloat16()
+    made = torch_mlc.attribute(lambda q: F.scaled_dot_product_attention(q, q, q * 1.1, dropout_p=dropped), q, budget=8)
+    assert not made.is_zero and bool(made.notes) == bool(dropped)
+
+
 def test_what_is_compiled_already_is_measured_with_its_options(x: Tensor) -> None:
     def cube(x: Tensor) -> Tensor:
         return x * x * x
@@ -365,7 +372,7 @@ def test_named_places_explain_models_of_bfloat16(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["dlrm", "lstm", "mixer", "vit", "resnet18"])
+@pytest.mark.parametrize("name", ["dlrm", "lstm", "mixer"])
 def test_named_places_explain_gradients_of_bfloat16(name: str) -> None:
     spec = get_model(name)
     model, inputs = spec.build("tiny").bfloat16().train(), spec.inputs("tiny", dtype=torch.bfloat16)
