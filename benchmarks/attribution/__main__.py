@@ -1,7 +1,8 @@
 """How much of the difference between compiled models and eager the named places explain.
 
 ``python -m benchmarks.attribution --size tiny --dtype bfloat16`` measures every benchmark model and prints a table;
-``--out FILE`` keeps everything as JSON, ``--training`` takes gradients of the loss too.
+``--training`` takes gradients of the loss too. ``--out FILE`` keeps everything as JSON, replaced after each model. Of a
+file that is there already, with the same settings, models that it has are not measured again.
 """
 
 from __future__ import annotations
@@ -9,15 +10,27 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
+import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import torch_mlc
+from benchmarks.machine import describe_machine
 from benchmarks.models.registry import MODELS, get_model
+from benchmarks.static.results import Form, TargetResults, begin, go_on
+from benchmarks.steps import Keep, run_steps
 
+FORM: Form[dict[str, Any]] = Form("torch-mlc-attribution", 1, "models", dict, dict)
+HEAD = (
+    "| model | difference | explained | not attributed | left with `numerics()` | largest | programs |\n"
+    "|---|---|---|---|---|---|---|"
+)
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -53,6 +66,37 @@ def row(found: dict[str, Any]) -> str:
     )
 
 
+def results_in(path: Path | None, **settings: Any) -> TargetResults[dict[str, Any]]:
+    """The results that a file has, or none yet. Raises ValueError where the file is of other settings."""
+    if path is not None and path.exists():
+        results, changed = go_on(FORM, path, target="cpu", **settings)
+        if changed:
+            print(f"{path} was begun with other versions: {', '.join(changed)}", file=sys.stderr)
+        return results
+    results = begin(FORM, target="cpu", **settings)
+    results.about |= {"command": ["python", "-m", "benchmarks.attribution", *sys.argv[1:]]}
+    results.about |= {"machine": describe_machine("cpu")}
+    return results
+
+
+def measure_all(results: TargetResults[dict[str, Any]], path: Path | None, steps: dict[str, Callable[[], Any]]) -> bool:
+    """Measure the models that the results do not have, and print a row of each; whether all could be."""
+
+    def step(measure: Callable[[], Any], keep: Keep) -> None:
+        results.rows.append({**measure(), "load": os.getloadavg()})
+        print(row(results.rows[-1]), flush=True)
+
+    print(HEAD)
+    for found in results.rows:
+        print(row(found), flush=True)
+    with_keep = {name: partial(step, measure) for name, measure in steps.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        run_steps(results, with_keep, path or Path(folder) / "results.json", lambda name: None)
+    for name, why in results.progress.failed.items():
+        print(f"{name}: {why}", file=sys.stderr)
+    return not results.progress.failed
+
+
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -64,16 +108,11 @@ def main() -> None:
     parser.add_argument("--training", action="store_true")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    found = []
-    print("| model | difference | explained | not attributed | left with `numerics()` | largest | programs |")
-    print("|---|---|---|---|---|---|---|")
-    for name in given.models:
-        if given.training and not get_model(name).trains:
-            continue
-        found.append(measured(name, given.size, given.dtype, given.budget, given.training, given.against))
-        print(row(found[-1]), flush=True)
-        if given.out is not None:
-            given.out.write_text(json.dumps({"load": os.getloadavg(), "models": found}, indent=1))
+    settings = {n: getattr(given, n) for n in ("size", "dtype", "budget", "training", "against")}
+    names = [n for n in given.models if not given.training or get_model(n).trains]
+    results = results_in(given.out, **settings)
+    if not measure_all(results, given.out, {n: partial(measured, n, **settings) for n in names}):
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ BACKWARD_PASSES: AtenPasses = (
 )
 # Every graph that AOTAutograd hands over.
 PART_PASSES: AtenPasses = (
-    Pass("merge_products", ATEN, Plain(merge_products), needs=(FAST,)),
+    Pass("merge_products", ATEN, merge_products, needs=(FAST,)),
     Pass("return_written_inputs", ATEN, return_written_inputs, needs=(HAS_METADATA,)),
     Pass("return_negated_views", ATEN, Plain(return_negated_views), needs=(HAS_METADATA,)),
     Pass("write_literals", ATEN, write_literals),

@@ -7,7 +7,7 @@ what is copied to join the operands is less than what would be written and read 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,9 +15,13 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ..tracing.hints import hint_of
+from .context import AtenContext
+from .rounding.numerics import rounding_kept
 from .write import NodeWriter
 
 aten = torch.ops.aten
+# Whether a node is not to be rewritten.
+Stays = Callable[[fx.Node], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,24 +63,27 @@ class _Product:
     b: _Matrix
 
     @classmethod
-    def of(cls, term: fx.Node) -> _Product | None:
-        """What a term multiplies, where it is a product, or one transposed, that nothing else reads."""
+    def of(cls, term: fx.Node, stays: Stays) -> _Product | None:
+        """What a term multiplies, where it is a product, or one transposed, that nothing else reads and may go."""
         node, turned = term, False
         while _is_turn(node) and len(node.users) == 1:
             node, turned = node.args[0], not turned  # type: ignore[assignment]
-        if node.target is not aten.mm.default or node.kwargs or len(node.users) != 1 or len(term.users) != 1:
+        if node.target is not aten.mm.default or node.kwargs or stays(node):
+            return None
+        if len(node.users) != 1 or len(term.users) != 1:
             return None
         a, b = (_Matrix.of(x, turned) for x in node.args)  # type: ignore[arg-type]
         return cls(term, b, a) if turned else cls(term, a, b)
 
 
-def merge_products(gm: fx.GraphModule) -> int:
+def merge_products(gm: fx.GraphModule, context: AtenContext) -> int:
     """Write, in place, sums of matrix products as products of joined operands where less memory is touched; how many
-    products went into others."""
+    products went into others. Sums and products whose rounding is to be eager's stay."""
     merged = 0
-    for root in [n for n in gm.graph.nodes if _is_sum(n) and not _is_part(n)]:
-        terms = list(_terms(root))
-        products = [p for t in terms if (p := _Product.of(t)) is not None]
+    stays = rounding_kept(context.options)
+    for root in [n for n in gm.graph.nodes if _is_sum(n, stays) and not _is_part(n, stays)]:
+        terms = list(_terms(root, stays))
+        products = [p for t in terms if (p := _Product.of(t, stays)) is not None]
         if len(products) < 2 or not _gains(products):
             continue
         taken = {p.term for p in products}
@@ -96,27 +103,27 @@ def merge_products(gm: fx.GraphModule) -> int:
     return merged
 
 
-def _is_sum(node: fx.Node) -> bool:
-    """Whether a node adds two tensors of its own shape and type, one by one."""
-    if node.target is not aten.add.Tensor or node.kwargs or len(node.args) != 2:
+def _is_sum(node: fx.Node, stays: Stays) -> bool:
+    """Whether a node adds two tensors of its own shape and type, one by one, and may go."""
+    if node.target is not aten.add.Tensor or node.kwargs or len(node.args) != 2 or stays(node):
         return False
     kind = node.meta["val"]
     return kind.is_floating_point() and all(isinstance(a, fx.Node) and _like(a.meta["val"], kind) for a in node.args)
 
 
-def _is_part(node: fx.Node) -> bool:
+def _is_part(node: fx.Node, stays: Stays) -> bool:
     """Whether a sum is only there to be a term of another."""
     users = list(node.users)
-    return len(users) == 1 and _is_sum(users[0]) and users[0].args[0] is not users[0].args[1]
+    return len(users) == 1 and _is_sum(users[0], stays) and users[0].args[0] is not users[0].args[1]
 
 
-def _terms(root: fx.Node) -> Iterator[fx.Node]:
+def _terms(root: fx.Node, stays: Stays) -> Iterator[fx.Node]:
     stack = [root]
     while stack:
         node = stack.pop()
         for arg in reversed(node.args):
             assert isinstance(arg, fx.Node)
-            if _is_sum(arg) and _is_part(arg):
+            if _is_sum(arg, stays) and _is_part(arg, stays):
                 stack.append(arg)
             else:
                 yield arg

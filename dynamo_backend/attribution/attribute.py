@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from torch._ops import OpOverload
 
 from ...runtime.settings.options import OptionError, Options
-from ...scheduler.numerics import NumericsByPlace, NumericsError, nearest
+from ...scheduler.numerics import REWRITE, NumericsByPlace, NumericsError, nearest
 from ..aten_passes.rounding.numerics import placed_nodes
 from ..entry.backend import settings_of
 from ..explaining.compiled_model import asked_of
@@ -119,7 +119,8 @@ class _Measure:
         rows = tuple(row for row, _, _ in found)
         products = space.products([(one, other) for _, one, other in found], whole.norm)
         rest = sum(r.share for r in rows if r.kind == NOT_ATTRIBUTED)
-        made = replace(self._made(whole, noise, rows, rest, elements, len(steps), plain), products=products)
+        made = self._made(whole, noise, rows, rest, elements, len(steps), plain)
+        made = replace(made, products=products, idle=_idle(path))
         made, ratio = self._measured(made, space, whole, plain)
         return replace(made, kept=ratio, programs=self.runs.compiled, seconds=time.perf_counter() - self.began)
 
@@ -127,16 +128,15 @@ class _Measure:
         self, made: Attribution, space: ResultSpace, whole: Distance, plain: Mapping[str, str]
     ) -> tuple[Attribution, float]:
         """What is left with the mapping that ``numerics()`` gives, as a share of the whole. Rows are measured in one
-        order and named in another, in which they may make less; then more of them are named, as far as the budget
-        goes."""
+        order and named in another, in which they may make less, and what made nothing there may make something; then
+        more are named, as far as the budget goes."""
         more = 1
         while True:
             switches = {n: v for n, v in made.numerics().items() if n not in plain}
             kept, _ = self.runs.compile(replace(self.settings, numerics=with_entries(self.settings.numerics, switches)))
             left = space.size(kept, space.last)
             ratio = left.norm / whole.norm if whole.norm else left.elements / whole.elements
-            with_names = sum(bool(row.entries) for row in made.rows)
-            enough = ratio <= 1 - SHARE or made.named >= with_names
+            enough = ratio <= 1 - SHARE or made.named >= made.nameable
             if self.against != "eager" or enough or self._left < 1:
                 return made, ratio
             made, more = replace(made, least=made.named + more), 2 * more
@@ -210,10 +210,31 @@ def _named(row: AttributionRow, on: Sequence[Switch], every: Sequence[Switch]) -
     return replace(row, kind=kind, places=places, lines=lines, layers=layers, entries=entries(on, every))
 
 
+def _idle(path: Path) -> tuple[Mapping[str, str], ...]:
+    """The entries of each switch that made no difference in its turn, passes that changed a graph first. The layers of
+    a place are one."""
+    groups: dict[tuple[str, str], list[Switch]] = {}
+    for interval in path.intervals():
+        if path.space.is_same(path.measured[interval.begin], path.measured[interval.end]):
+            for step in path.steps[interval.begin : interval.end]:
+                groups.setdefault(step.group, []).append(step)
+    ordered = sorted(groups.values(), key=lambda on: (on[0].kind == REWRITE) * (1 if on[0].lines is None else -1))
+    return tuple(entries(on, path.steps) for on in ordered)
+
+
 def _draws(part: CompiledPart) -> bool:
     """Whether a graph draws random numbers."""
-    ops = (n.target for m in part.gm.modules() if isinstance(m, fx.GraphModule) for n in m.graph.nodes)
-    return any(isinstance(op, OpOverload) and torch.Tag.nondeterministic_seeded in op.tags for op in ops)
+    return any(_is_random(n) for m in part.gm.modules() if isinstance(m, fx.GraphModule) for n in m.graph.nodes)
+
+
+def _is_random(node: fx.Node) -> bool:
+    """Whether a call draws random numbers; an attention does where it drops something."""
+    op = node.target
+    if not isinstance(op, OpOverload) or torch.Tag.nondeterministic_seeded not in op.tags:
+        return False
+    names = [a.name for a in op._schema.arguments]
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    return "dropout_p" not in names or given.get("dropout_p", 0.0) != 0.0
 
 
 def _norm(vector: Tensor) -> float:

@@ -72,6 +72,9 @@ class Attribution:
     kept: float | None = None
     # Rows that ``numerics()`` names at least: with fewer of them, more was left when that was measured.
     least: int = 0
+    # Entries of what made no difference in its turn, and may make one where others are not switched: ``numerics()``
+    # names them beside all rows, as far as ``least`` asks for it.
+    idle: tuple[Mapping[str, str], ...] = field(default=(), repr=False)
     # Of the differences that the rows make, each with each, as shares of the square of the whole.
     products: tuple[tuple[float, ...], ...] = field(default=(), repr=False)
     notes: tuple[str, ...] = ()
@@ -89,8 +92,21 @@ class Attribution:
 
     @property
     def named(self) -> int:
-        """How many rows ``numerics()`` names."""
-        return len(self._chosen(SHARE))
+        """How many rows, and of ``idle``, ``numerics()`` names."""
+        return len(self._chosen(SHARE)) + self._named_idle
+
+    @property
+    def nameable(self) -> int:
+        """How many rows, and of ``idle``, ``numerics()`` may name."""
+        return self._rows_with_names + len(self.idle)
+
+    @property
+    def _rows_with_names(self) -> int:
+        return sum(bool(row.entries) for row in self.rows)
+
+    @property
+    def _named_idle(self) -> int:
+        return min(max(0, self.least - self._rows_with_names), len(self.idle))
 
     def _left(self, chosen: Sequence[int]) -> float:
         """What is left of the difference, as a share of it, without what some rows make."""
@@ -107,6 +123,8 @@ class Attribution:
         made = dict(self.base)
         for k in self._chosen(share):
             made |= self.rows[k].entries
+        for entries in self.idle[: self._named_idle]:
+            made |= entries
         return made
 
     def _chosen(self, share: float) -> list[int]:
@@ -130,6 +148,7 @@ class Attribution:
             "schema": 1, "against": self.against, "whole": asdict(self.whole), "noise": asdict(self.noise),
             "explained": self.explained, "rest": self.rest, "kept": self.kept, "elements": self.elements,
             "steps": self.steps, "programs": self.programs, "seconds": self.seconds, "notes": list(self.notes),
+            "numerics": self.numerics(),
             "rows": [{**asdict(r), "entries": dict(r.entries)} for r in self.rows],
         }  # fmt: skip
         return json.dumps(made, indent=indent)
@@ -164,12 +183,17 @@ class Attribution:
         lines.append("")
         lines.append(
             f"Places of their own explain {_percent(self.explained)}; nothing explains {_percent(self.rest)}. "
-            f"{counted(self.programs, 'program')} for {counted(self.steps, 'switch').replace('switchs', 'switches')}, "
+            f"{counted(self.programs, 'program')} for {counted(self.steps, 'switch', 'switches')}, "
             f"{self.seconds:.0f} s."
         )
         if self.kept is not None:
             lines.append(
                 f'With options={{"numerics": attribution.numerics()}} {_percent(self.kept)} of the difference is left.'
+            )
+        if self._named_idle:
+            lines.append(
+                f"They name {counted(self._named_idle, 'switch', 'switches')} without a row: no "
+                "difference in its turn, and one where others are left as they are."
             )
         lines += self.notes
         return "\n".join(lines) + "\n"

@@ -16,10 +16,9 @@ from torch.utils import _pytree as pytree
 from ...ir.errors import MlcError
 from ...runtime.settings.options import Options
 from ..compiling.compiled import CompiledGraph, with_values
-from ..entry.backend import compiled_part, through_aot
-from ..entry.forward_mode import differentiates_forward
-from ..entry.frozen_inputs import FrozenInputs
-from ..explaining.compiled_run import ISOLATED, leaves_of, written_inputs
+from ..entry.backend import compiled_part
+from ..explaining.compiled_run import ISOLATED, leaves_of
+from ..explaining.dynamo_graph import function_of_graph
 from ..explaining.untouched import KeptTensors, dynamo_as_it_was, random_state_as_it_was, tensors_as_they_were
 from .results import Results
 
@@ -136,39 +135,19 @@ class _Backend:
     parts: list[CompiledPart] = field(default_factory=list)
 
     def compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        if differentiates_forward():
-            return gm.forward
-        inside = {**dict(gm.named_parameters(remove_duplicate=False)), **dict(gm.named_buffers(remove_duplicate=False))}
-        held = list(inside.values())
-        written: list[Sequence[int] | None] = []
-        frozen = FrozenInputs.of(gm, example_inputs, self.settings)
+        return function_of_graph(gm, example_inputs, self.settings, self.kept, self._part)
 
-        def compiler(kind: str) -> Callable[..., Any]:
-            def compile(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-                if kind != "backward":
-                    written.append(written_inputs(len(held) + len(example_inputs)))
-                job, compiled = compiled_part(graph, inputs, settings=self.settings, kind=kind, frozen=frozen)
-                assert compiled.call is not None
-                self.parts.append(CompiledPart(job.gm, compiled))
-                return with_values(compiled.call, compiled.recipe, job.name)
-
-            return compile
-
-        call = through_aot(gm, example_inputs, self.settings, compiler)
-        places = written[0] if written else None
-
-        def run(*args: Any) -> Any:
-            tensors = [*held, *args]
-            self.kept.keep(tensors if places is None else [tensors[k] for k in places])
-            return call(*args)
-
-        return run
+    def _part(self, graph: fx.GraphModule, inputs: Sequence[Any], **of: Any) -> Callable[..., Any]:
+        job, compiled = compiled_part(graph, inputs, settings=self.settings, **of)
+        assert compiled.call is not None
+        self.parts.append(CompiledPart(job.gm, compiled))
+        return with_values(compiled.call, compiled.recipe, job.name)
 
 
 def measured_settings(settings: Options) -> Options:
     """Those that runs are compared with: random numbers are eager's, a kernel that fails its ATen ops, and nothing else
-    is checked."""
-    return replace(settings, fallback_random=True, verify=0, strict=False)
+    is checked. A lock file, which says what is rounded where, would refuse whatever is switched."""
+    return replace(settings, fallback_random=True, verify=0, strict=False, lock=None)
 
 
 def _sum(result: Any) -> Tensor | None:

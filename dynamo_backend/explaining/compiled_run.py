@@ -13,7 +13,6 @@ import torch
 from torch import fx
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._functorch.aot_autograd import make_boxed_func
-from torch._guards import TracingContext
 from torch.utils import _pytree as pytree
 
 from ...ir.errors import MlcError
@@ -21,14 +20,12 @@ from ...runtime.settings.options import Options
 from ...scheduler.numerics import NumericsPlace
 from ..aten_passes.rounding.numerics import placed_nodes
 from ..compiling.compiled import CompiledGraph
-from ..entry.backend import GraphJob, job_of, through_aot
+from ..entry.backend import GraphJob, job_of
 from ..entry.capture import fake_mode_of
-from ..entry.forward_mode import differentiates_forward
-from ..entry.frozen_inputs import FrozenInputs
 from ..entry.partition import copied_graph
-from ..locking.scope import LockScope
 from ..reports.report import GraphBreak
 from ..tracing.fake_device import on_fake_device, retarget
+from .dynamo_graph import function_of_graph
 from .untouched import KeptTensors, dynamo_as_it_was, random_state_as_it_was, tensors_as_they_were
 
 
@@ -107,37 +104,16 @@ class _Keeper:
     places: dict[NumericsPlace, None] = field(default_factory=dict)
 
     def backend(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        if differentiates_forward():
-            return gm.forward
         number = self.dynamo_graphs
         self.dynamo_graphs += 1
-        # What Dynamo has put into the module (tensors of an optimizer) comes before the arguments.
-        inside = {**dict(gm.named_parameters(remove_duplicate=False)), **dict(gm.named_buffers(remove_duplicate=False))}
-        held = list(inside.values())
-        written: list[Sequence[int] | None] = []
-        frozen = FrozenInputs.of(gm, example_inputs, self.settings)
-        scope = LockScope.of(gm, example_inputs, self.settings)
 
-        def compiler(kind: str) -> Callable[..., Any]:
-            def compile(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-                if kind != "backward":
-                    written.append(written_inputs(len(held) + len(example_inputs)))
-                eager = fx.GraphModule(graph, copied_graph(graph.graph))
-                self.kinds.append((number, kind))
-                self.take(job_of(graph, inputs, settings=self.settings, kind=kind, frozen=frozen, scope=scope))
-                return make_boxed_func(eager.forward)
+        def part(graph: fx.GraphModule, inputs: Sequence[Any], *, kind: str, **of: Any) -> Callable[..., Any]:
+            eager = fx.GraphModule(graph, copied_graph(graph.graph))
+            self.kinds.append((number, kind))
+            self.take(job_of(graph, inputs, settings=self.settings, kind=kind, **of))
+            return make_boxed_func(eager.forward)
 
-            return compile
-
-        call = through_aot(gm, example_inputs, self.settings, compiler)
-        places = written[0] if written else None
-
-        def run(*args: Any) -> Any:
-            tensors = [*held, *args]
-            self.kept.keep(tensors if places is None else [tensors[k] for k in places])
-            return call(*args)
-
-        return run
+        return function_of_graph(gm, example_inputs, self.settings, self.kept, part)
 
     def take(self, job: GraphJob) -> None:
         self.places.update(dict.fromkeys(place for _, place in placed_nodes(job.gm)))
@@ -149,15 +125,6 @@ class _Keeper:
 
 def _compiled(job: GraphJob) -> CompiledGraph:
     return job.compile(load=False, fresh=True)
-
-
-def written_inputs(count: int) -> Sequence[int] | None:
-    """The positions of those of ``count`` inputs of a Dynamo graph that are written to; None where it is not known."""
-    context = TracingContext.try_get()
-    metadata = None if context is None else context.fw_metadata
-    if metadata is None or len(metadata.input_info) != count:  # inputs that overlap were put together
-        return None
-    return [k for k, info in enumerate(metadata.input_info) if info.mutates_data or info.mutates_storage_metadata]
 
 
 def _differentiate(result: Any, arguments: Iterable[Any]) -> None:

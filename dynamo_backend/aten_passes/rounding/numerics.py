@@ -66,6 +66,19 @@ def wholly_kept(gm: fx.GraphModule, options: Options) -> Options:
     return replace(options, numerics=replace(numerics, whole=True))
 
 
+def rounding_kept(options: Options) -> Callable[[fx.Node], bool]:
+    """Whether a user asks for eager's rounding at a node: for passes before ``keep_numerics``, which would take it
+    away."""
+    numerics = options.numerics
+    if not isinstance(numerics, NumericsByPlace):
+        return lambda node: False
+
+    def kept(node: fx.Node) -> bool:
+        return isinstance(node.target, OpOverload) and ROUNDING in numerics.kept(place_of(node.target, node.meta))
+
+    return kept
+
+
 def placed_nodes(gm: fx.GraphModule) -> Iterator[tuple[fx.Node, NumericsPlace]]:
     """The calls of a graph that make floating numbers, with their places."""
     for node in gm.graph.nodes:

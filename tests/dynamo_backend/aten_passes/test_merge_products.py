@@ -7,15 +7,18 @@ from typing import Any
 import pytest
 import torch
 
+from torch_mlc.dynamo_backend.aten_passes.context import AtenContext
 from torch_mlc.dynamo_backend.aten_passes.merge_products import merge_products
 from torch_mlc.dynamo_backend.entry.capture import capture
 from torch_mlc.runtime.settings.options import Options
+from torch_mlc.scheduler.numerics import parse_places
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 STEPS, BATCH, WIDTH = 5, 3, 24
 # With eager's rounding products are summed one by one.
 APART = Options(numerics="eager")
+FAST = AtenContext(Options())
 
 
 class Recurrent(torch.nn.Module):
@@ -58,7 +61,7 @@ def test_the_steps_of_a_network_become_one_product_a_weight() -> None:
     model = Recurrent()
     _, backward = capture(lambda x: model(x).sum(), (torch.randn(BATCH, STEPS, WIDTH),), training=True, options=APART)
     before = products(backward)
-    assert merge_products(backward) == 2 * STEPS
+    assert merge_products(backward, FAST) == 2 * STEPS
     assert products(backward) == before - 2 * STEPS + 2
 
 
@@ -72,7 +75,7 @@ def test_sums_in_either_order_and_with_other_terms() -> None:
     a, b, c = torch.randn(5, 40, 2), torch.randn(5, 2, 33), torch.randn(40, 33)
     (gm,) = capture(fn, (a, b, c), options=APART)
     expected = gm(a, b, c)
-    assert merge_products(gm) == 8 and products(gm) == 2
+    assert merge_products(gm, FAST) == 8 and products(gm) == 2
     for got, want in zip(gm(a, b, c), expected, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
         assert got.stride() == want.stride()
@@ -88,7 +91,17 @@ def test_sums_in_either_order_and_with_other_terms() -> None:
 )
 def test_what_gains_nothing_stays(fn: Any) -> None:
     (gm,) = capture(fn, (torch.randn(2, 8, 64), torch.randn(2, 64, 8)), options=APART)
-    assert merge_products(gm) == 0
+    assert merge_products(gm, FAST) == 0
+
+
+@pytest.mark.parametrize(
+    ("named", "merged"), [("aten.add", 0), ("aten.mm", 0), ("aten.tanh", 2 * STEPS), ("aten.mul", 2 * STEPS)]
+)
+def test_what_is_to_be_rounded_as_eager_rounds_stays(named: str, merged: int) -> None:
+    model = Recurrent(torch.bfloat16)
+    x = torch.randn(BATCH, STEPS, WIDTH, dtype=torch.bfloat16)
+    _, backward = capture(lambda x: model(x).sum(), (x,), training=True, options=APART)
+    assert merge_products(backward, AtenContext(Options(numerics=parse_places({named: "eager"})))) == merged
 
 
 @pytest.mark.parametrize("rows", [1, 2])

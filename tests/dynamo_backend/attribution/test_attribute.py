@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 import torch_mlc
 from benchmarks.models.registry import get_model
+from torch_mlc.dynamo_backend.aten_passes import merge_products
 from torch_mlc.dynamo_backend.attribution.attribution import Attribution
 from torch_mlc.runtime.settings.options import OptionError
 
@@ -307,6 +308,13 @@ def test_a_model_that_draws_random_numbers_is_told_so(x: Tensor) -> None:
     assert made.rest == 0 and sum(r.share for r in made.rows) == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("dropped", [0.0, 0.25])
+def test_an_attention_draws_random_numbers_where_it_drops_some(dropped: float) -> None:
+    q = torch.randn(1, 2, 8, 16, generator=torch.Generator().manual_seed(0)).bfloat16()
+    made = torch_mlc.attribute(lambda q: F.scaled_dot_product_attention(q, q, q * 1.1, dropout_p=dropped), q, budget=8)
+    assert not made.is_zero and bool(made.notes) == bool(dropped)
+
+
 def test_what_is_compiled_already_is_measured_with_its_options(x: Tensor) -> None:
     def cube(x: Tensor) -> Tensor:
         return x * x * x
@@ -323,7 +331,34 @@ def test_more_places_are_named_where_few_leave_more_than_was_thought(x: Tensor, 
     assert made.kept is not None and made.kept <= 0.05 and made.named < len(named)
     more = replace(made, least=made.named + 1)
     assert more.named == made.named + 1 and more.numerics().items() > made.numerics().items()
-    assert replace(made, least=len(named) + 5).named == len(named)
+    assert replace(made, least=made.nameable + 5).named == made.nameable == len(named) + len(made.idle)
+
+
+def recurrent(x: Tensor, w: Tensor) -> Tensor:
+    h = x[:, 0]
+    for t in range(1, 4):
+        h = (x[:, t] - h) @ w
+    return h
+
+
+@pytest.mark.parametrize("respects", [True, False], ids=["the pass leaves what is kept", "the pass takes it away"])
+def test_what_a_pass_takes_away_is_named(respects: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradients of a weight are summed in one product, so that sums with a rounding are not there. To leave out
+    that pass makes no difference by itself: a mapping of what made one alone would leave all of it."""
+    if not respects:
+        monkeypatch.setattr(merge_products, "rounding_kept", lambda options: lambda node: False)
+    gen = torch.Generator().manual_seed(0)
+    x, w = torch.randn(3, 4, 16, generator=gen).bfloat16(), (torch.randn(16, 16, generator=gen) / 4).bfloat16()
+    made = torch_mlc.attribute(recurrent, x, w.requires_grad_(), backward=lambda out: out.float().square().sum())
+    assert any("add.Tensor (backward)" in p for r in made.rows for p in r.places)
+    assert made.rest == 0 and made.kept is not None and made.kept <= 0.05
+    assert ("rewrite:merge_products" in made.numerics()) is not respects
+    assert ("without a row" in str(made)) is not respects
+    assert json.loads(made.to_json())["numerics"] == made.numerics()
+    if not respects:
+        few = replace(made, least=0)
+        assert few.named < made.named <= made.nameable
+        assert {**few.numerics(), "rewrite:merge_products": "eager"} == made.numerics()
 
 
 @pytest.mark.slow
@@ -333,4 +368,13 @@ def test_named_places_explain_models_of_bfloat16(name: str) -> None:
     model, inputs = spec.build("tiny").bfloat16().eval(), spec.inputs("tiny", dtype=torch.bfloat16)
     with torch.no_grad():
         made = torch_mlc.attribute(model, *inputs.args)
+    assert made.explained >= 0.95 and made.rest == 0 and made.kept is not None and made.kept <= 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dlrm", "lstm", "mixer"])
+def test_named_places_explain_gradients_of_bfloat16(name: str) -> None:
+    spec = get_model(name)
+    model, inputs = spec.build("tiny").bfloat16().train(), spec.inputs("tiny", dtype=torch.bfloat16)
+    made = torch_mlc.attribute(model, *inputs.args, backward=lambda result: spec.loss(result, inputs))
     assert made.explained >= 0.95 and made.rest == 0 and made.kept is not None and made.kept <= 0.05
