@@ -67,7 +67,8 @@ PROGRAMS: Programs = {
     "column_sum": (lambda x: (x * x).sum(0), (rand(9, 6),)),
     "elements_and_column_mean": (lambda x: (y := x.sigmoid(), y.mean(0)), (rand(9, 6),)),
     "elements_and_whole_sums": (
-        lambda x, y: (d := x - y, (d * d).sum(), d.abs().amax(), d.abs() * 2, d / x.sum()), (rand(6, 9), rand(6, 9)),
+        lambda x, y: (d := x - y, (d * d).sum(), d.abs().amax(), d.abs() * 2, d / x.sum()),
+        (rand(6, 9), rand(6, 9)),
     ),
     "channels": (lambda x: x.mean((0, 2)), (rand(3, 4, 5),)),
     "scan": (lambda x, y: x.abs().cumsum(-1) * y, (rand(6, 9), rand(6, 9))),
