@@ -12,7 +12,7 @@ from ...error import ScheduleError
 from ...schedule.schedule import Schedule
 
 
-def _is_online(schedule: Schedule, name: str) -> bool:
+def is_online(schedule: Schedule, name: str) -> bool:
     return any(isinstance(s, Update) and s.monoid == LOGSUMEXP for s in schedule.block(name).body)
 
 
@@ -20,7 +20,7 @@ def keep_states(schedule: Schedule) -> None:
     """Let every log-sum-exp have its state in buffers of the nest; what it wrote before is written from there."""
     local = {b.name for b in schedule.nest.locals}
     for name in schedule.get_blocks():
-        if _is_online(schedule, name):
+        if is_online(schedule, name):
             for write in schedule.block(name).writes:
                 if write.buffer not in local:
                     schedule.cache_write(name, write.buffer)
@@ -33,7 +33,7 @@ def in_tiles(schedule: Schedule, target: Target, depth: int, only: Collection[st
     A block of which the steps cannot be written out combines states element by element, as any reduction does.
     """
     for name in schedule.get_blocks():
-        if (only is not None and name not in only) or not _is_online(schedule, name):
+        if (only is not None and name not in only) or not is_online(schedule, name):
             continue
         try:
             loops = schedule.get_loops(name)[depth:]

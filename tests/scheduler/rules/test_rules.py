@@ -19,7 +19,7 @@ from torch_mlc.dynamo_backend.entry.capture import capture
 from torch_mlc.dynamo_backend.importing.importer import import_graph
 from torch_mlc.dynamo_backend.tracing.fake_device import retarget
 from torch_mlc.ir.expr.symbols import SymbolTable
-from torch_mlc.ir.nest.loops import LoopNest
+from torch_mlc.ir.nest.loops import LoopKind, LoopNest, blocks
 from torch_mlc.ir.oracle.oracle import run_nest, size
 from torch_mlc.ir.passes import run_passes
 from torch_mlc.ir.target import Target, gpu_target
@@ -66,6 +66,10 @@ PROGRAMS: Programs = {
     "norm_backward_rows": (norm_backward, (rand(18, 33), rand(18, 33), rand(33))),
     "column_sum": (lambda x: (x * x).sum(0), (rand(9, 6),)),
     "elements_and_column_mean": (lambda x: (y := x.sigmoid(), y.mean(0)), (rand(9, 6),)),
+    "elements_and_whole_sums": (
+        lambda x, y: (d := x - y, (d * d).sum(), d.abs().amax(), d.abs() * 2, d / x.sum()),
+        (rand(6, 9), rand(6, 9)),
+    ),
     "channels": (lambda x: x.mean((0, 2)), (rand(3, 4, 5),)),
     "scan": (lambda x, y: x.abs().cumsum(-1) * y, (rand(6, 9), rand(6, 9))),
     "scan_back": (lambda x, y: x.exp().flip(-1).cumsum(-1).flip(-1) * y, (rand(6, 9), rand(6, 9))),
@@ -160,6 +164,26 @@ def test_what_is_made_of_a_column_alone_costs_no_second_visit(dtype: torch.dtype
     elements, total, *_ = schedule.get_blocks()
     assert schedule.block(total).is_reduction
     assert schedule.get_loops(elements) == schedule.get_loops(total)
+
+
+@pytest.mark.parametrize("cores", [1, 2, 16])
+@pytest.mark.parametrize("shape", [(1 << 20,), (2, 600_011), (1021, 1023)])
+def test_what_is_written_beside_sums_of_all_elements_costs_no_second_pass(shape: tuple[int, ...], cores: int) -> None:
+    """A loss and what is saved for its gradient, on a team as on one core."""
+
+    def loss(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        over = -1 if x.shape[0] == 2 else tuple(range(x.dim()))
+        return (d := x - y), F.huber_loss(x, y, reduction="none").mean(over), d.abs().amax(over), d.exp()
+
+    meta = torch.empty(shape, device="meta")
+    (gm,) = capture(loss, (meta, meta))
+    retarget((gm,), "cpu")
+    (function,) = fuse(run_passes(GRAPH_PASSES, import_graph(gm), USUAL)).functions.values()
+    schedule = default_schedule(lower_to_loops(function), replace(TARGETS["cpu"], cores=cores))
+    verify(schedule.nest)
+    assert (schedule.trace.rule == "cpu_split_reduction") == (cores > 1)
+    inside = [loops for _, loops in blocks(schedule.nest) if loops and loops[-1].kind is LoopKind.VECTORIZED]
+    assert len(inside) == 4 and len({loops[0].var for loops in inside}) == 1
 
 
 # What rules of GPUs are for that small programs do not reach: a vector times a packed matrix, long rows.
