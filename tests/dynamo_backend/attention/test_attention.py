@@ -148,7 +148,8 @@ def masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 def test_torch_s_own_attention_with_a_mask_is_generated(dtype: torch.dtype, queries: int, dynamic: bool) -> None:
     """Of bools or of numbers that are added, for all heads or for each; rows that see nothing are zeros, as eager's."""
     torch.manual_seed(0)
-    compiled = torch.compile(masked, backend="mlc", dynamic=dynamic)
+    loops = {"libraries": "none"}
+    compiled = torch.compile(masked, backend="mlc", dynamic=dynamic, options=loops)
     tolerance = 1e-5 if dtype is torch.float32 else 2e-2
     for keys in (70, 37) if dynamic else (70,):
         inputs = [torch.randn(2, 4, n, 16).to(dtype) for n in (queries, keys, keys)]
@@ -158,7 +159,24 @@ def test_torch_s_own_attention_with_a_mask_is_generated(dtype: torch.dtype, quer
         for mask in (unseen, unseen[:, :1], added.to(dtype)):
             expected = masked(*(x.double() for x in inputs), mask.double() if mask.is_floating_point() else mask)
             torch.testing.assert_close(compiled(*inputs, mask).double(), expected, rtol=tolerance, atol=tolerance)
-            assert not torch_mlc.explain(masked, *inputs, mask).graphs[0].libraries
+            assert not torch_mlc.explain(masked, *inputs, mask, options=loops).graphs[0].libraries
+
+
+def test_a_mask_of_positions_hides_keys_from_our_loops_and_one_in_memory_does_not() -> None:
+    q, k, v = (torch.randn(1, 4, n, 64) for n in (512, 2048, 2048))
+    position = torch.arange(512)
+
+    def within(q: Tensor, k: Tensor, v: Tensor, position: Tensor) -> Tensor:
+        return masked(q, k, v, torch.arange(2048)[None] <= position[:, None])
+
+    def choice(report: torch_mlc.Report) -> str:
+        (found,) = (d for d in report.graphs[0].decisions if d.kind == "attention")
+        return found.reason
+
+    report = torch_mlc.explain(within, q, k, v, position)
+    assert choice(report).endswith("512 x 2048 x 64, a mask of positions") and not report.graphs[0].libraries
+    given = torch.arange(2048)[None] <= position[:, None]
+    assert choice(torch_mlc.explain(masked, q, k, v, given)).endswith("512 x 2048 x 64, a mask")
 
 
 def test_rows_whose_scores_are_infinite_are_those_of_torch_s_own_attention() -> None:
