@@ -2,8 +2,8 @@
 
 Memory that the system gives anew costs more than most kernels: each page is found and zeroed when it is first touched.
 The C library keeps small blocks, for whoever asks next, and gives large ones back at once. So blocks of ``LEAST_BLOCK``
-bytes and more that programs ask for are remembered here. One whose storage nobody else holds any more goes to who next asks for as many
-bytes.
+bytes and more that programs ask for are remembered here. One whose storage nobody else holds any more goes to who next
+asks for as many bytes.
 
 A block is a storage of torch's own, so whoever has a tensor on it may do with it what may be done with any: views,
 autograd, DLPack, NumPy, pickling, sharing with other processes, ``resize_``. All of these hold the storage, or give it
