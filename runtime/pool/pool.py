@@ -1,9 +1,9 @@
 """Memory of the CPU that is used again.
 
 Memory that the system gives anew costs more than most kernels: each page is found and zeroed when it is first touched.
-The C library keeps small blocks, and gives large ones back at once. So blocks of ``LEAST_BLOCK`` bytes and more that
-programs ask for are remembered here. One whose storage nobody else holds any more goes to who next asks for as many
-bytes.
+The C library keeps small blocks, for whoever asks next, and gives large ones back at once. So blocks of ``LEAST_BLOCK``
+bytes and more that programs ask for are remembered here. One whose storage nobody else holds any more goes to who next
+asks for as many bytes.
 
 A block is a storage of torch's own, so whoever has a tensor on it may do with it what may be done with any: views,
 autograd, DLPack, NumPy, pickling, sharing with other processes, ``resize_``. All of these hold the storage, or give it
@@ -107,10 +107,11 @@ class _Block:
 
 class CpuPool:
     """Blocks by their sizes, and all of them, those used longest ago first. ``spare`` bytes may be held beyond the
-    recent peak, a share of it where that is None; where it is 0, there are no blocks."""
+    recent peak, a share of it where that is None; where it is 0, there are no blocks. None has less than ``least``
+    bytes."""
 
-    def __init__(self, spare: int | None = None) -> None:
-        self.spare = spare
+    def __init__(self, spare: int | None = None, least: int = LEAST_BLOCK) -> None:
+        self.spare, self.least = spare, least
         self._blocks: dict[_Block, None] = {}
         self._by_size: dict[int, list[_Block]] = {}
         self._reserve = Reserve()
@@ -124,7 +125,7 @@ class CpuPool:
         """A tensor of the CPU, not initialised, as ``torch.empty_strided`` makes it. Where it is ``rounded``, its
         storage may be longer, by less than an eighth."""
         nbytes = _extent(size, stride) * dtype.itemsize
-        if nbytes < LEAST_BLOCK or self.spare == 0 or _holders is None or _reinterpret is None:
+        if nbytes < self.least or self.spare == 0 or _holders is None or _reinterpret is None:
             return torch.empty_strided(size, stride, dtype=dtype)
         if rounded:
             nbytes = _rounded(nbytes)

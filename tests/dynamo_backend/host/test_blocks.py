@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import torch_mlc
+from benchmarks.memory import peak_of
 from torch_mlc.codegen.host.memory import blocks
 from torch_mlc.codegen.host.memory.blocks import LEAST_BLOCK
 from torch_mlc.runtime.pool import ops
@@ -17,7 +18,7 @@ from torch_mlc.runtime.pool.pool import POOL
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
-ROWS, COLUMNS = 512, 1024  # 2 MiB of float32
+ROWS, COLUMNS = 2304, 1024  # 9 MiB of float32
 
 
 @pytest.fixture(autouse=True)
@@ -153,3 +154,25 @@ def test_no_pool_where_none_is_asked_for() -> None:
     for _ in range(3):
         compiled(torch.randn(ROWS, COLUMNS), torch.randn(COLUMNS, COLUMNS))
     assert torch_mlc.memory_stats().blocks == 0
+
+
+@pytest.mark.parametrize("rows", [64, 256, 500])
+def test_models_that_the_c_library_serves_hold_no_more_than_without_a_pool(rows: int) -> None:
+    """What autograd, other ops and the program itself hold beside blocks is most at other times of a step than they
+    are: kept blocks would be added to it."""
+    layers = [layer for _ in range(3) for layer in (nn.Linear(COLUMNS, COLUMNS), nn.GELU(), nn.LayerNorm(COLUMNS))]
+    model, x = nn.Sequential(*layers), torch.randn(rows, COLUMNS)
+    compiled = torch.compile(model, backend="mlc")
+
+    def step() -> None:
+        model.zero_grad(set_to_none=True)
+        compiled(x).square().mean().backward()
+
+    peaks = []
+    for POOL.spare in (None, 0):
+        POOL.release()
+        for _ in range(3):
+            step()
+        model.zero_grad(set_to_none=True)
+        peaks.append(peak_of(step, "cpu"))
+    assert peaks[0] == peaks[1] > 3 * COLUMNS * COLUMNS * 4

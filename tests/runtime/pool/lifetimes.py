@@ -18,11 +18,10 @@ import torch
 from torch import Tensor
 
 from tests.runtime.pool.holders import HOLDERS
-from torch_mlc.codegen.host.memory.blocks import LEAST_BLOCK
 from torch_mlc.runtime.pool import ops
 from torch_mlc.runtime.pool.pool import POOL
 
-N = LEAST_BLOCK // 4
+N = 1 << 18  # elements of four bytes in the smallest block
 _MOST_ALIVE = 8
 
 # Whoever has one may change where its memory is.
@@ -92,6 +91,7 @@ def _child(alive: list[tuple[Any, Callable[[Any], Tensor], float, int]]) -> None
 
 def run(lifetimes: int, seed: int) -> None:
     torch.set_num_threads(1)
+    POOL.least = 4 * N
     chance = random.Random(seed)
     alive: list[tuple[Any, Callable[[Any], Tensor], float, int]] = []
     for k in range(lifetimes):

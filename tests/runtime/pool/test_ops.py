@@ -11,17 +11,19 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 
-from torch_mlc.codegen.host.memory.blocks import LEAST_BLOCK
 from torch_mlc.codegen.host.steps.ops import MAKERS, out_overload
 from torch_mlc.ir.graph.effects import resolve_op
 from torch_mlc.runtime.pool import ops
 from torch_mlc.runtime.pool.ops import in_blocks
 from torch_mlc.runtime.pool.pool import POOL
 
+SMALL = 1 << 20  # bytes of the smallest block here
+
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(ops, "LEAST_WATCHED", LEAST_BLOCK)
+    monkeypatch.setattr(ops, "LEAST_WATCHED", SMALL)
+    monkeypatch.setattr(POOL, "least", SMALL)
     POOL.release()
     yield
     POOL.release()
@@ -94,10 +96,10 @@ def test_results_are_those_of_the_op_in_memory_that_is_there(name: str) -> None:
             assert torch.equal(a, b) and a.stride() == b.stride() and a.dtype == b.dtype
             assert a.untyped_storage().nbytes() == b.untyped_storage().nbytes()
             assert not b._is_view() and not b.requires_grad
-            assert b.nbytes < LEAST_BLOCK or b.untyped_storage().data_ptr() in POOL.places()
+            assert b.nbytes < SMALL or b.untyped_storage().data_ptr() in POOL.places()
         del found, b
     assert POOL.stats().hits
-    large = sum(t.nbytes for t in wanted if t is not None and t.nbytes >= LEAST_BLOCK)
+    large = sum(t.nbytes for t in wanted if t is not None and t.nbytes >= SMALL)
     plain = made(lambda: op(*args))
     assert made(lambda: call(*args, blocks=layouts(wanted))) <= plain - large
 

@@ -111,7 +111,7 @@ def test_lifetimes_in_threads_never_see_each_other(monkeypatch: pytest.MonkeyPat
     """Of small blocks too, whose memory is the C library's: pages are moved there all the time."""
     monkeypatch.setattr(pools, "LEAST_WATCHED", 1 << 20)
     monkeypatch.setattr(reserve, "_LEAST_RUN", PAGE)
-    pool = CpuPool()
+    pool = CpuPool(least=1 << 20)
 
     def run(seed: int) -> None:
         chance, alive = random.Random(seed), []
