@@ -152,11 +152,12 @@ def _machine(target: Target) -> Machine:
     halves = next((rate for name, rate in _HALVES.items() if name in features), usual.halves)
     dots = next((rate for name, rate in _DOTS.items() if name in features), usual.dots)
     narrow = target.onednn and amd and target.vector_bytes > _USUAL_VECTOR
+    blas = _NARROW_BLAS.get(target.arch, _NARROW_USUALLY) if narrow else 1.0
     return replace(
         usual, cores=target.cores, matmul=usual.matmul * share, float32=usual.float32 * share,
         issued=usual.issued * share, block_shared=shared, warp=warp, vector_bytes=target.vector_bytes,
         l1_bytes=target.l1_bytes, l2_bytes=target.l2_bytes, reads_ahead=amd, lanes_alone=amd,
-        halves=halves, dots=dots, blas=_NARROW_BLAS.get(target.arch, _NARROW_USUALLY) if narrow else 1.0, libraries=_libraries(target, usual),
+        halves=halves, dots=dots, blas=blas, libraries=_libraries(target, usual),
     )  # fmt: skip
 
 
