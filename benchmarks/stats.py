@@ -35,6 +35,22 @@ def spread(samples: Sequence[float]) -> Spread:
     return Spread(median, q25, q75)
 
 
+def median_interval(samples: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """Between which samples the median of what they are drawn from lies with at least that confidence, whatever its
+    distribution: each is as likely below it as above. Fewer than six are too few for 95 %: then it is the extremes.
+    Raises: ValueError without samples."""
+    if not samples:
+        raise ValueError("an interval of no samples")
+    ordered, count = sorted(samples), len(samples)
+    beyond, out = 0.0, 0
+    while out < (count - 1) // 2:
+        beyond += math.comb(count, out) / 2**count
+        if 2 * (beyond + math.comb(count, out + 1) / 2**count) > 1 - confidence:
+            break
+        out += 1
+    return ordered[out], ordered[count - 1 - out]
+
+
 def geomean(ratios: Sequence[float]) -> Geomean:
     """Geometric mean. Raises: ValueError for a ratio that is not a positive finite number."""
     for ratio in ratios:

@@ -1,7 +1,8 @@
 """What a lock file costs: CPU time of compiling with one that is written, and without, in turns.
 
-``python -m benchmarks.tuning.lock_cost [--rounds 5] [--models gpt,resnet]`` prints, for each model, the median of both,
-of their ratio, and of the share of the phase ``lock``. Nothing is cached; the first round of each model is not counted.
+``python -m benchmarks.tuning.lock_cost [--rounds 9] [--models gpt,resnet]`` prints, for each model, the median of both,
+of their ratio, and of the share of the phase ``lock``, with the interval that holds it with 95 % confidence. Nothing is
+cached; the first round of each model is not counted.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 from torch_mlc.runtime.timing import process_times
 
 from ..models.registry import MODELS
+from ..stats import median_interval
 
 
 def compile_seconds(name: str, lock: Path | None, training: bool) -> tuple[float, float]:
@@ -48,7 +50,7 @@ def _in_lock() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--models", default=",".join(MODELS))
     given = parser.parse_args()
     print(f"load {os.getloadavg()[0]:.1f}")
@@ -66,8 +68,10 @@ def main() -> None:
             ratio = median(b / a for a, b, _ in pairs)
             ratios.append(ratio)
             plain, locked = median(p[0] for p in pairs), median(p[1] for p in pairs)
-            share = median(p[2] / p[1] for p in pairs)
-            print(f"{name:24} {plain:6.2f} s  {locked:6.2f} s  {ratio:.3f}  lock {100 * share:.1f} %", flush=True)
+            shares = [100 * p[2] / p[1] for p in pairs]
+            low, high = median_interval(shares)
+            told = f"lock {median(shares):.1f} % ({low:.1f} to {high:.1f})"
+            print(f"{name:24} {plain:6.2f} s  {locked:6.2f} s  {ratio:.3f}  {told}", flush=True)
     print(f"median of all {median(ratios):.3f}")
 
 

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import random
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from rich.console import Console
 from benchmarks.accuracy import ProductsByOnednn, judge, normalised_errors
 from benchmarks.peers import Peer, added, parse_peers
 from benchmarks.schema import CaseResult, PeerResult, Report, from_json, resume_report
-from benchmarks.stats import calls_for, geomean, interleave, spread
+from benchmarks.stats import calls_for, geomean, interleave, median_interval, spread
 from benchmarks.steps import replace_text, run_steps, write_json
 from benchmarks.table import print_report, seconds, time_text
 from benchmarks.timing import TimingSettings, measure
@@ -259,3 +260,15 @@ def test_times_that_vary_too_much_are_in_no_mean() -> None:
     report = Report("models", "cpu", [], "", {}, {}, {}, None, cases)
     assert report.geomeans()["mlc/eager"] == pytest.approx((2.0, 1)) and report.unsteady("mlc", "eager") == 1
     assert "unsteady" in time_text(wild["mlc"]).plain and "unsteady" not in time_text(steady["mlc"]).plain
+
+
+def test_an_interval_of_the_median_holds_it_as_often_as_it_says() -> None:
+    generator = random.Random(7)
+    assert median_interval([3.0]) == (3.0, 3.0)
+    assert median_interval(range(5)) == (0, 4) and median_interval(range(9)) == (1, 7)
+    for count in (6, 9, 20):
+        draws = [[generator.expovariate(math.log(2)) for _ in range(count)] for _ in range(4000)]
+        held = sum(low <= 1.0 <= high for low, high in map(median_interval, draws))
+        assert held / len(draws) > 0.94
+    with pytest.raises(ValueError, match="no samples"):
+        median_interval([])
