@@ -16,6 +16,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import torch_mlc
 from torch_mlc.dynamo_backend.variants import choose
 from torch_mlc.ir.expr.size_regions import Below, SizeRegion, at_cuts
+from torch_mlc.ir.expr.symbols import Size, SymbolTable
 from torch_mlc.runtime.counters import counters
 from torch_mlc.scheduler.regions.choose import Cuts
 
@@ -240,6 +241,35 @@ def test_small_graphs_have_one_program() -> None:
     fn, _ = compiled(mlp, "auto")
     fn(dynamic(torch.randn(33, 24), 0), torch.randn(24, 40), torch.randn(40, 24))
     assert counters["variants_compiled"] == before
+
+
+def test_a_program_for_few_rows_multiplies_by_loops() -> None:
+    """Where rows are few for sure, and the weight is read from memory; the results of each number are eager's."""
+
+    def layer(x: Tensor, weight: Tensor) -> Tensor:
+        return torch.relu(x) @ weight.t()
+
+    torch.manual_seed(0)
+    weight = torch.randn(2816, 1024)
+    x = dynamic(torch.randn(64, 1024), 0)
+    graph = torch_mlc.explain(layer, x, weight, options={"regions": "=1,6", "threads": 1}).graphs[0]
+    called = {v.condition: len(v.graph.libraries) for v in graph.variants}
+    assert [*called.values()] == [0, 1], called
+    fn, backend = compiled(layer, "=1,6", threads=1)
+    for n in (64, 2, 3, 4, 5, 6, 7, 13):
+        x = dynamic(torch.randn(n, 1024), 0)
+        torch.testing.assert_close(fn(x, weight).double(), layer(x.double(), weight.double()), atol=2e-3, rtol=1e-4)
+    assert backend.inner.frame_count == 1
+
+
+def test_the_most_of_a_size_is_known_where_its_program_runs() -> None:
+    symbol = choose.sympy.Symbol("s0")
+    size = Size(symbol, 2, None, hint=64)
+    few = SizeRegion().having(Below(symbol, 16), True).told(size)
+    assert (few.lower, few.upper, few.most) == (2, None, 15)
+    table = SymbolTable((few,))
+    assert table.most(4 * symbol + 1) == 61 and SymbolTable((size,)).most(symbol) is None
+    assert table.most(choose.sympy.Integer(3)) == 3 and table.most(choose.sympy.Symbol("other")) is None
 
 
 def test_a_wrong_setting_is_refused_with_what_is_right() -> None:
