@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -42,13 +43,10 @@ def median_interval(samples: Sequence[float], confidence: float = 0.95) -> tuple
     if not samples:
         raise ValueError("an interval of no samples")
     ordered, count = sorted(samples), len(samples)
-    beyond, out = 0.0, 0
-    while out < (count - 1) // 2:
-        beyond += math.comb(count, out) / 2**count
-        if 2 * (beyond + math.comb(count, out + 1) / 2**count) > 1 - confidence:
-            break
-        out += 1
-    return ordered[out], ordered[count - 1 - out]
+    # Of each number of samples, how likely no more of them are below the median.
+    fewer = accumulate(math.comb(count, k) / 2**count for k in range(count // 2))
+    out = max(sum(2 * chance <= 1 - confidence for chance in fewer) - 1, 0)
+    return ordered[out], ordered[-1 - out]
 
 
 def geomean(ratios: Sequence[float]) -> Geomean:

@@ -204,7 +204,8 @@ def _region_of_hint(size: Size, regions: Iterable[SizeRegion]) -> int | None:
     for k, region in enumerate(regions):
         if size.hint is not None and region.holds({size.symbol: size.hint}):
             known = region.narrowed(size)
-            return k if (known.upper is None or known.upper >= FEW) and known.hint == size.hint else None
+            alike = region.value_of(size) is None and (known.upper is None or known.upper >= FEW)
+            return k if alike and known.hint == size.hint else None
     return None
 
 

@@ -58,18 +58,18 @@ def _evenly_read(ctx: ImportContext, parts: Sequence[Tensor], dim: int) -> tuple
     """Where pieces are parts of one tensor in even steps (of ``unbind``, ``chunk`` or ``split``), that tensor and its
     indices over the axes of the result: which piece an element is of is computed, not asked for. None where they are
     not."""
+    size = parts[0].shape[dim]
+    if len(parts) == 1 or not size.is_Integer:
+        return None
+    if any(x.shape != parts[0].shape or x.device != ctx.type().device for x in parts):
+        return None
     made = {n.name: n for n in ctx.nodes if isinstance(n, View)}
     views = [v for x in parts if (v := made.get(x.name)) is not None]
-    if (
-        len(views) != len(parts)
-        or len(parts) == 1
-        or any(is_value(i) for v in views for i in v.indices)
-        or len({v.source for v in views}) > 1
-    ):
+    if len(views) != len(parts) or len({v.source for v in views}) > 1:
         return None
-    first, size = views[0], parts[0].shape[dim]
-    if not size.is_Integer or any(x.shape != parts[0].shape or x.device != ctx.type().device for x in parts):
+    if any(is_value(i) for v in views for i in v.indices):
         return None
+    first = views[0]
     steps = [
         {d: step for d, (a, b) in enumerate(zip(v.indices, w.indices, strict=True)) if (step := sympy.expand(b - a))}
         for v, w in pairwise(views)

@@ -13,13 +13,7 @@ from torch.utils._sympy.functions import FloorDiv
 
 from ....ir.expr.monoid import ATTENTION, MAX, SUM, lowest
 from ....ir.expr.value import Expr, Load, Select, call, const, symbol
-from ....scheduler.cost.attention import (
-    MASK_NODES,
-    AttentionSize,
-    decide_attention_cpu,
-    library_time,
-    ours_time,
-)
+from ....scheduler.cost.attention import MASK_NODES, AttentionSize, decide_attention_cpu, library_time, ours_time
 from ....scheduler.decisions import Alternative, text_key
 from ..context import ImportContext, ReductionSpace, Tensor
 from ..registry import NoConversion, converter

@@ -140,10 +140,10 @@ def _few_rows(p: LibraryProduct, machine: Machine) -> tuple[float, float] | None
     rows vary among few these are the means of the typical number and the most."""
     if p.type.dtype is not DType.FLOAT32 or p.batch != 1 or not p.depth.is_Integer:
         return None
-    (rows, most, other), (columns, wide, weight) = sorted(
+    (rows, most, other), (columns, most_columns, weight) = sorted(
         ((p.m, p.most_m, p.a), (p.n, p.most_n, p.b)), key=lambda side: side[0]
     )
-    if wide != columns or most is None or (most != rows and most >= FEW):
+    if most_columns != columns or most is None or (most != rows and most >= FEW):
         return None
     if not weight.is_given or weight.bytes <= machine.l2_bytes * machine.cores:
         return None
