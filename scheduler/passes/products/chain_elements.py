@@ -11,7 +11,7 @@ import sympy
 from ....ir.errors import MlcError
 from ....ir.expr.dtypes import DType
 from ....ir.expr.value import Call, Expr, Load, call, cast, const, is_value, loads, walk
-from ....ir.graph.graph import Compute, Graph, Library, TensorType, View
+from ....ir.graph.graph import Compute, Graph, Library, TensorType, View, uses
 from ...facts.definitions import Definitions
 from .operands import Product, mentions, product_of, scaled
 from .read_through import ReadThrough
@@ -98,12 +98,13 @@ def _spread(graph: Graph, names: Iterable[str], fn: str | None) -> set[str]:
         match node:
             case View() if node.source in result:
                 result.add(node.name)
-            case Compute() if any(
-                e.buffer in result if isinstance(e, Load) else isinstance(e, Call) and e.fn == fn
-                for e in walk(node.value)
-            ):
+            case Compute() if not result.isdisjoint(uses(node)) or (fn is not None and _calls(node.value, fn)):
                 result.update(node.names)
     return result
+
+
+def _calls(value: Expr, fn: str) -> bool:
+    return any(isinstance(e, Call) and e.fn == fn for e in walk(value))
 
 
 def buffer_of(product: Product) -> str:

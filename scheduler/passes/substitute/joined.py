@@ -219,7 +219,9 @@ def _side_by_side(sites: ProductSites, family: Family) -> tuple[Compute, Load, b
         (
             n
             for n in sites.graph.nodes
-            if isinstance(n, Compute) and n.type == kind and n.axes == at and n.value == value
+            # Few nodes are choices, and types are long to compare.
+            if isinstance(n, Compute) and isinstance(n.value, Select) and n.type == kind and n.axes == at
+            and n.value == value
         ),
         None,
     )

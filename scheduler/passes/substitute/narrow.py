@@ -15,7 +15,7 @@ from typing import TypeAlias
 import sympy
 
 from ....ir.expr.symbols import SymbolTable
-from ....ir.expr.value import Expr, Load, is_value, loads, rename_loads, rewrite, symbol
+from ....ir.expr.value import Expr, Index, Load, is_value, loads, rename_loads, rewrite, symbol
 from ....ir.graph.facts import makers_of
 from ....ir.graph.graph import Compute, Graph, Node, Reduction, View, uses
 from ....ir.nest.loops import contiguous_strides
@@ -137,16 +137,27 @@ def _parts_read(
     edit: Edit, readers: Sequence[Reader], names: Sequence[str], shape: Sequence[sympy.Expr]
 ) -> dict[int, _Segment]:
     """The dimensions of which readers read a part alone, and which part."""
-    places = [
-        (load.indices, extents_of(r))
-        for r in readers for v in edit.values[r.names[0]] for load in loads(v) if load.buffer in names
-    ]  # fmt: skip
+    places: list[tuple[tuple[Index, ...], dict[sympy.Symbol, sympy.Expr]]] = []
+    left = [d for d, extent in enumerate(shape) if extent != 1]
+    for r in readers:
+        extents = extents_of(r)
+        for load in (ld for v in edit.values[r.names[0]] for ld in loads(v) if ld.buffer in names):
+            # Along most dimensions most readers read all, and then no other reader has to be asked.
+            left = [d for d in left if not _goes_along(load.indices[d], extents, shape[d])]
+            if not left:
+                return {}
+            places.append((load.indices, extents))
     parts: dict[int, _Segment] = {}
-    for d, extent in enumerate(shape) if places else ():
-        part = _part([(indices[d], extents) for indices, extents in places], extent, edit.start.symbols)
+    for d in left if places else ():
+        part = _part([(indices[d], extents) for indices, extents in places], shape[d], edit.start.symbols)
         if part is not None:
             parts[d] = part
     return parts
+
+
+def _goes_along(index: Index, extents: dict[sympy.Symbol, sympy.Expr], extent: sympy.Expr) -> bool:
+    """Whether an index is an axis that is as long as the dimension."""
+    return isinstance(index, sympy.Symbol) and extents.get(index) == extent
 
 
 def _part(

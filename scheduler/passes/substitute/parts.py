@@ -4,7 +4,7 @@ that two of them are the same."""
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ....ir.graph.facts import makers_of, places_of
 from ....ir.graph.graph import (
@@ -123,19 +123,38 @@ def _part(graph: Graph, start: int, stop: int, last: dict[str, int]) -> GraphPar
     return GraphPart(start, stop, part, frozenset(shown))
 
 
-def key_of(graph: Graph) -> Hashable:
-    """What is equal for graphs that differ in names alone."""
-    names: dict[str, str] = {}
-    found: list[Hashable] = []
-    for i in graph.inputs:
-        if isinstance(i, Input):
-            names[i.name] = f"t{len(names)}"
-            found.append(i.type)
-    for node in graph.nodes:
-        found.append(_key(rename(node, names), node.types))
-        for name in node.names:
-            names[name] = f"t{len(names)}"
-    return tuple(found), tuple(names.get(o, o) if isinstance(o, str) else o for o in graph.outputs)
+@dataclass(slots=True)
+class GraphKeys:
+    """What is equal for graphs that differ in names alone. Most nodes are in many of the graphs that are asked about,
+    so what a node is, whatever it reads, is found once for each of them."""
+
+    # By identity, with the node, which has to live as long as its number stands for it.
+    _nodes: dict[int, tuple[Node, int, tuple[str, ...]]] = field(default_factory=dict)
+    _numbers: dict[Hashable, int] = field(default_factory=dict)
+
+    def of(self, graph: Graph) -> Hashable:
+        """The key of a graph."""
+        places: dict[str, int] = {}
+        found: list[Hashable] = []
+        for i in graph.inputs:
+            if isinstance(i, Input):
+                places[i.name] = len(places)
+                found.append(i.type)
+        for node in graph.nodes:
+            number, read = self._node(node)
+            found.append((number, *(places.get(name, name) for name in read)))
+            for name in node.names:
+                places[name] = len(places)
+        return tuple(found), tuple(places.get(o, o) if isinstance(o, str) else o for o in graph.outputs)
+
+    def _node(self, node: Node) -> tuple[int, tuple[str, ...]]:
+        """A number of what a node is, and the tensors that it reads, in their order."""
+        known = self._nodes.get(id(node))
+        if known is None:
+            read = tuple(dict.fromkeys(uses(node)))
+            key = _key(rename(node, {name: f"t{k}" for k, name in enumerate(read)}), node.types)
+            known = self._nodes[id(node)] = node, self._numbers.setdefault(key, len(self._numbers)), read
+        return known[1], known[2]
 
 
 def _key(node: Node, types: Sequence[object]) -> Hashable:
@@ -157,4 +176,4 @@ def _key(node: Node, types: Sequence[object]) -> Hashable:
             return id(node)  # they are made after this pass
 
 
-__all__ = ["GraphPart", "key_of", "parts_of"]
+__all__ = ["GraphKeys", "GraphPart", "parts_of"]

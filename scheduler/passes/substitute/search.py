@@ -18,7 +18,7 @@ from functools import partial
 from ....ir.graph.graph import Graph
 from ...context import PassContext
 from ..products.operands import product_of
-from .parts import key_of
+from .parts import GraphKeys
 from .rewrite import Rewrite, applied, told
 from .rules import RewriteRule
 from .sites import ProductSites
@@ -60,6 +60,7 @@ class RewriteSearch:
     rules: Sequence[RewriteRule]
     context: PassContext
     budget: GraphBudget
+    keys: GraphKeys = field(default_factory=GraphKeys)
     taken: Collection[str] = ()
     fits: Callable[[Graph], bool] = lambda graph: True
     given: Collection[str] = ()
@@ -82,8 +83,8 @@ class RewriteSearch:
             # What a step may lose so that its graph is still followed: nothing where it stands on a loss already.
             least = partial(_least, sites) if state.gain >= best.gain else _nothing
             found = list(self.found(sites, least))
-            for chosen in self.choices(state, found):
-                made = self.after(state, found, chosen, state.gain >= best.gain)
+            for chosen, graph_then in self.choices(state, found):
+                made = self.after(state, found, chosen, graph_then, state.gain >= best.gain)
                 if made is None:
                     continue
                 if made.gain > best.gain:
@@ -92,34 +93,46 @@ class RewriteSearch:
                 heapq.heappush(waiting, (-made.gain, count, made))
         return best
 
-    def choices(self, state: State, found: Sequence[Rewrite]) -> Iterator[tuple[int, ...]]:
-        """Which rewrites are tried: first all that pay and meet no other; where there are none, those of one place at
-        which some pay, each alone; where none pays, each of all."""
+    def choices(self, state: State, found: Sequence[Rewrite]) -> Iterator[tuple[tuple[int, ...], Graph]]:
+        """Which rewrites are tried, and the graph behind them, if it fits: first all that pay and meet no other; where
+        there are none, those of one place at which some pay, each alone; where none pays, each of all."""
         meeting = [[j for j, b in enumerate(found) if j != k and a.meets(b)] for k, a in enumerate(found)]
         free = [k for k, r in enumerate(found) if r.gain > 0 and not meeting[k]]
-        fitting: list[int] = []
-        for k in free:
-            if self.fits(applied(state.graph, [found[j] for j in (*fitting, k)])):
-                fitting.append(k)
+        fitting, graph = self._fitting(state.graph, found, free)
         if fitting:
-            yield tuple(fitting)
+            yield fitting, graph
             return
+        alone = [k for k, r in enumerate(found) if r.gain <= 0]
         paying = [k for k, r in enumerate(found) if r.gain > 0 and k not in free]
         if paying:
             first = max(paying, key=lambda k: (found[k].gain, -k))
-            yield from ((k,) for k in sorted({first, *(j for j in meeting[first] if found[j].gain > 0)}))
-            return
-        yield from ((k,) for k, r in enumerate(found) if r.gain <= 0)
+            alone = sorted({first, *(j for j in meeting[first] if found[j].gain > 0)})
+        for k in alone:
+            made = applied(state.graph, [found[k]])
+            if self.fits(made):
+                yield (k,), made
 
-    def after(self, state: State, found: Sequence[Rewrite], chosen: Sequence[int], may_lose: bool) -> State | None:
-        """The state behind some rewrites; None where it is known, or needs too much memory."""
-        graph = applied(state.graph, [found[k] for k in chosen])
-        key = key_of(graph)
+    def _fitting(self, graph: Graph, found: Sequence[Rewrite], free: Sequence[int]) -> tuple[tuple[int, ...], Graph]:
+        """The rewrites of which as many as fit are done at once, all of them where they can be, and their graph."""
+        whole = applied(graph, [found[k] for k in free]) if free else graph
+        if self.fits(whole):
+            return tuple(free), whole
+        fitting: tuple[int, ...] = ()
+        last = graph
+        for k in free:
+            made = applied(graph, [found[j] for j in (*fitting, k)])
+            if self.fits(made):
+                fitting, last = (*fitting, k), made
+        return fitting, last
+
+    def after(
+        self, state: State, found: Sequence[Rewrite], chosen: Sequence[int], graph: Graph, may_lose: bool
+    ) -> State | None:
+        """The state behind some rewrites, which make a graph; None where that is known."""
+        key = self.keys.of(graph)
         if key in self.seen:
             return None
         self.seen.add(key)
-        if not self.fits(graph):
-            return None
         step = SearchStep(may_lose, tuple(chosen))
         return State(graph, state.gain + sum(found[k].gain for k in chosen), (*state.steps, step))
 

@@ -19,7 +19,7 @@ from ...decisions import SUBSTITUTE, Alternative, place_key
 from ..products.chain_elements import exponentials
 from ..products.operands import product_of
 from .narrow import narrow
-from .parts import GraphPart, key_of, parts_of
+from .parts import GraphKeys, GraphPart, parts_of
 from .peak import peak_of
 from .rules import RULES
 from .search import GraphBudget, RewriteSearch, SearchStep
@@ -33,14 +33,15 @@ def substitute(graph: Graph, context: PassContext = USUAL) -> Graph:
     graph = narrow(graph)
     count = sum(product_of(n) is not None for n in graph.nodes)
     budget = GraphBudget()
+    keys = GraphKeys()
     known: dict[Hashable, tuple[SearchStep, ...]] = {}
     if count > 1:
         before = graph
-        search = RewriteSearch(_FAR, context, budget, names_in(graph), lambda g: peak_of(g) <= peak_of(before))
+        search = RewriteSearch(_FAR, context, budget, keys, names_in(graph), lambda g: peak_of(g) <= peak_of(before))
         found = search.best(graph).graph
         graph = found if _is_taken(graph, found, context) else graph
     for _ in range(count):
-        found = _in_parts(graph, context, budget, known)
+        found = _in_parts(graph, context, budget, keys, known)
         if found is graph:
             break
         graph = narrow(found)
@@ -61,15 +62,19 @@ def _is_taken(graph: Graph, found: Graph, context: PassContext) -> bool:
 
 
 def _in_parts(
-    graph: Graph, context: PassContext, budget: GraphBudget, known: dict[Hashable, tuple[SearchStep, ...]]
+    graph: Graph,
+    context: PassContext,
+    budget: GraphBudget,
+    keys: GraphKeys,
+    known: dict[Hashable, tuple[SearchStep, ...]],
 ) -> Graph:
     """The graph with each part replaced by the best that it could be, where it then needs no more memory."""
     changed: list[tuple[GraphPart, Graph]] = []
     taken = set(names_in(graph))
     raised = exponentials(graph)
     for part in parts_of(graph):
-        search = RewriteSearch(_NEAR, context, budget, taken, given=raised)
-        key = key_of(part.graph), tuple(isinstance(i, Input) and i.name in raised for i in part.graph.inputs)
+        search = RewriteSearch(_NEAR, context, budget, keys, taken, given=raised)
+        key = keys.of(part.graph), tuple(isinstance(i, Input) and i.name in raised for i in part.graph.inputs)
         if key not in known:
             best = search.best(part.graph)
             known[key], found = best.steps, best.graph

@@ -45,7 +45,7 @@ def graph_of(instance: Instance, dtype: torch.dtype = torch.float64) -> Graph:
 
 def rewritten(graph: Graph, rule: RewriteRule) -> Graph:
     """The graph by one rule, wherever that has something to do."""
-    return RewriteSearch((rule,), USUAL, GraphBudget(4), names_in(graph)).best(graph).graph
+    return RewriteSearch((rule,), USUAL, GraphBudget(4), taken=names_in(graph)).best(graph).graph
 
 
 def instances(rule: RewriteRule) -> Iterator[tuple[int, Instance]]:

@@ -22,7 +22,7 @@ from torch_mlc.scheduler.context import USUAL
 from torch_mlc.scheduler.passes import substitute
 from torch_mlc.scheduler.passes.products.operands import product_of
 from torch_mlc.scheduler.passes.substitute import search
-from torch_mlc.scheduler.passes.substitute.parts import MOST_NODES, key_of, parts_of
+from torch_mlc.scheduler.passes.substitute.parts import MOST_NODES, GraphKeys, parts_of
 from torch_mlc.scheduler.passes.substitute.peak import peak_of
 from torch_mlc.scheduler.passes.substitute.rules import RULES
 from torch_mlc.scheduler.passes.substitute.search import GraphBudget, RewriteSearch
@@ -48,7 +48,7 @@ def test_a_step_that_costs_is_taken_where_the_next_ones_pay(monkeypatch: pytest.
     """Both inputs side by side are a copy, which one joint product does not pay for, and eight do."""
     graph = imported(two_streams, *STREAMS)
     joins = [r for r in RULES if r.name == "join_products"]
-    found = RewriteSearch(joins, USUAL, GraphBudget(), names_in(graph)).best(graph)
+    found = RewriteSearch(joins, USUAL, GraphBudget(), taken=names_in(graph)).best(graph)
     assert len(found.steps) > 1 and found.gain > 0
     assert products(graph) == 16 and products(found.graph) == 8
     assert sum(isinstance(n, Compute) and "_joined" in n.name for n in found.graph.nodes) == 1
@@ -59,7 +59,7 @@ def test_a_step_that_costs_is_taken_where_the_next_ones_pay(monkeypatch: pytest.
     for have, want in zip(run_exact(substitute(small), given), run_exact(small, given), strict=True):
         np.testing.assert_array_equal(have, want)
     monkeypatch.setattr(search, "RELAXED", 1.0)
-    assert RewriteSearch(joins, USUAL, GraphBudget(), names_in(graph)).best(graph).graph is graph
+    assert RewriteSearch(joins, USUAL, GraphBudget(), taken=names_in(graph)).best(graph).graph is graph
 
 
 def block(x: Tensor, w: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -80,7 +80,8 @@ def test_equal_parts_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = imported(deep, *DEEP)
     parts = list(parts_of(graph))
     assert len(parts) >= 3 and all(len(p.graph.nodes) <= MOST_NODES + 8 for p in parts)
-    keys = {key_of(p.graph) for p in parts}
+    told = GraphKeys()
+    keys = {told.of(p.graph) for p in parts}
     assert len(keys) < len(parts)
     searched: list[Graph] = []
     best = RewriteSearch.best
@@ -108,7 +109,7 @@ def test_the_same_graph_gives_the_same_graph() -> None:
 
 def test_a_search_ends_when_it_has_seen_enough() -> None:
     graph = imported(deep, *DEEP)
-    assert RewriteSearch(RULES, USUAL, GraphBudget(0), names_in(graph)).best(graph).graph is graph
+    assert RewriteSearch(RULES, USUAL, GraphBudget(0), taken=names_in(graph)).best(graph).graph is graph
 
 
 def test_memory_does_not_rise() -> None:
