@@ -1,1 +1,1 @@
-"""Benchmarks of torch-mlc: ``python -m benchmarks --suite kernels|models|compile``."""
+"""Benchmarks of torch-mlc: ``python -m benchmarks --suite kernels|models|compile|...`` (README.md)."""

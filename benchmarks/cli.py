@@ -17,6 +17,7 @@ import torch
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from .deploy.run_deploy import USUAL, pythons_option, run_deploy, runtimes_option, settings_of
 from .kernels.case import VARIANTS
 from .kernels.registry import KERNELS
 from .machine import Roofline, describe_machine, measure_roofline
@@ -88,6 +89,7 @@ def progress_bar(console: Console) -> Progress:
             "memory",
             "scaling",
             "generate",
+            "deploy",
             "static",
             "campaign",
             "defaults",
@@ -99,6 +101,14 @@ def progress_bar(console: Console) -> Progress:
     required=True,
 )
 @click.option("--device", type=click.Choice(("cpu", "cuda")), default="cpu")
+@click.option("--runtimes", default=",".join(USUAL), callback=runtimes_option, help="Of deploy: who runs models.")
+@click.option(
+    "--python",
+    "pythons",
+    multiple=True,
+    callback=pythons_option,
+    help="Of deploy: RUNTIME=PATH, the interpreter that has a runtime; may be given again.",
+)
 @click.option(
     "--peers", default="eager,mlc,inductor", callback=peers_option, help="eager, or backends of torch.compile."
 )
@@ -152,6 +162,8 @@ def progress_bar(console: Console) -> Progress:
 def main(
     suite: str,
     device: str,
+    runtimes: tuple[str, ...],
+    pythons: dict[str, str],
     peers: tuple[Peer, ...],
     patterns: tuple[str, ...],
     mode: str,
@@ -223,6 +235,7 @@ def main(
         "kernels": list(KERNELS),
         "models": list(MODELS),
         "memory": list(MODELS),
+        "deploy": list(MODELS),
         "compile": [MODEL],
         "scaling": graphs,
         "generate": list(generate.CASES) if generate is not None else [],
@@ -238,22 +251,24 @@ def main(
     timing = TimingSettings(
         device, rounds, flush=flush if flush is not None else cuda and suite == "kernels", clock=clock
     )
+    settings: dict[str, object] = {
+        "peers": [peer.name for peer in peers],
+        "dtype": dtype,
+        "size": size,
+        "dynamic": dynamic,
+        "rounds": rounds,
+        "least_s": timing.least_s,
+        "warmup_s": timing.warmup_s,
+        "flush": timing.flush,
+        "clock": timing.clock,
+    }
+    deployed, told_of = settings_of(runtimes, pythons, timing)
     modes = MODES if mode == "both" else (mode,)
     report = Report(
         suite=suite,
         device=device,
         machine=describe_machine(device),
-        settings={
-            "peers": [peer.name for peer in peers],
-            "dtype": dtype,
-            "size": size,
-            "dynamic": dynamic,
-            "rounds": rounds,
-            "least_s": timing.least_s,
-            "warmup_s": timing.warmup_s,
-            "flush": timing.flush,
-            "clock": timing.clock,
-        },
+        settings={"size": size, **told_of} if suite == "deploy" else settings,
         roofline=None,
         **begun(),
     )
@@ -280,6 +295,8 @@ def main(
                 for n in chosen
                 for m in meant(MODELS[n], modes)
             }
+        elif suite == "deploy":
+            steps = {n: partial(run_deploy, MODELS[n], size, deployed) for n in chosen}
         elif scaling is not None:
             steps = {
                 f"{n}, {count} nodes": partial(scaling.run_scaling, n, count, rounds) for n in chosen for count in nodes

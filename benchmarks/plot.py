@@ -34,7 +34,8 @@ def label(case: CaseResult, suite: str) -> str:
 def write_plot(report: Report, path: Path) -> None:
     """Draw ``report`` into a PNG."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draw = {"compile": draw_compile, "scaling": draw_scaling, "memory": draw_memory}.get(report.suite, draw_timing)
+    others = {"compile": draw_compile, "scaling": draw_scaling, "memory": draw_memory, "deploy": draw_deploy}
+    draw = others.get(report.suite, draw_timing)
     figure = draw(report)
     figure.savefig(path, dpi=130)
     plt.close(figure)
@@ -62,7 +63,8 @@ def draw_timing(report: Report) -> Any:
             ratios = [(row, r) for row, case in zip(rows, cases) if (r := case.ratio(name, base)) is not None]
             if name in (EAGER, base) or not ratios:
                 continue
-            mean = report.geomeans()[f"{name}/{base}"]
+            mean = report.geomeans().get(f"{name}/{base}")  # None where all times are unsteady
+            told = "" if mean is None else f", geomean {mean.value:.2f}× of {mean.count}"
             left.scatter(
                 [r for _, r in ratios],
                 [row for row, _ in ratios],
@@ -71,7 +73,7 @@ def draw_timing(report: Report) -> Any:
                 edgecolors=colour[name],
                 linewidths=1.3,
                 zorder=3,
-                label=f"{name} over {base}, geomean {mean.value:.2f}× of {mean.count}",
+                label=f"{name} over {base}{told}",
             )
     left.axvline(1.0, color="black", linewidth=0.9)
     left.margins(x=0.08)
@@ -114,6 +116,9 @@ def draw_rates(report: Report, axes: Any, colour: dict[str, str]) -> None:
     """Compulsory bytes (kernels) or matmul flops (models) over time, with the rate measured in the same run as roof."""
     kernels = report.suite == "kernels"
     unit = "GB/s" if kernels else "GFLOP/s"
+    if not any(case.nbytes if kernels else case.flops for case in report.cases):
+        axes.set_axis_off()  # nothing to show, and a logarithmic axis of nothing cannot be drawn
+        return
     for name, tint in colour.items():
         points = []
         for row, case in enumerate(report.cases):
@@ -197,5 +202,34 @@ def draw_memory(report: Report) -> Any:
     axes.grid(axis="x", color="#dddddd", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize=8, frameon=False, ncols=3)
+    figure.suptitle(caption(report), fontsize=10)
+    return figure
+
+
+def draw_deploy(report: Report) -> Any:
+    """Speed-ups of every runtime over eager, and what each process has held, one line a model."""
+    cases, names = report.cases, report.peer_names()
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(12, max(3.0, 0.32 * len(cases) + 1.8)), layout="constrained", sharey=True
+    )
+    for name, tint in colours(names).items():
+        sped = [(r, row) for row, case in enumerate(cases) if (r := case.ratio(name, EAGER)) is not None]
+        mean = report.geomeans().get(f"{name}/{EAGER}")
+        told = name if mean is None else f"{name}, geomean {mean.value:.2f}× of {mean.count}"
+        left.scatter([x for x, _ in sped], [row for _, row in sped], s=30, color=tint, zorder=3, label=told)
+        held = [(case.peers[name].counts.get("process"), row) for row, case in enumerate(cases) if name in case.peers]
+        points = [(h["resident"] / 2**20, row) for h, row in held if h]
+        right.scatter([x for x, _ in points], [row for _, row in points], s=30, color=tint, zorder=3)
+    left.axvline(1.0, color="black", linewidth=0.9)
+    for axes, unit, text in ((left, "×", "calls: times eager's speed"), (right, "", "memory of the process, MiB")):
+        if len(axes.collections) and any(len(c.get_offsets()) for c in axes.collections):
+            axes.set_xscale("log")
+            log_ticks(axes, unit)
+        axes.set_xlabel(text)
+        axes.grid(axis="x", color="#dddddd", linewidth=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+    left.set_yticks(range(len(cases)), [f"{c.name} ({mebibytes(c.nbytes)} MiB)" for c in cases], fontsize=8)
+    left.set_ylim(len(cases) - 0.5, -0.5)
+    left.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize=8, frameon=False, ncols=2)
     figure.suptitle(caption(report), fontsize=10)
     return figure

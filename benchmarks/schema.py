@@ -104,10 +104,10 @@ class Report:
 
     def geomeans(self) -> dict[str, Geomean]:
         """Geometric means of the speed-ups ``peer/base`` over all cases that both ran, and steadily, for base eager and
-        inductor."""
+        inductor, and where models are exported all others that run them."""
         names = self.peer_names()
         result = {}
-        for base in (EAGER, "inductor"):
+        for base in names if self.suite == "deploy" else (EAGER, "inductor"):
             for peer in names:
                 steady = [case for case in self.cases if not case.unsteady(peer, base)]
                 ratios = [r for case in steady if (r := case.ratio(peer, base)) is not None]

@@ -207,6 +207,24 @@ def memory_table(report: Report) -> Table:
     return table
 
 
+def deploy_table(report: Report) -> Table:
+    """The table of the suite ``deploy``: what runs, how fast, and what it takes along."""
+    table = Table(title="exported models, each in a process of its own; MiB", title_style="")
+    table.add_column("model", no_wrap=True)
+    for column in ("runtime", "call", "times eager's speed", "error"):
+        table.add_column(column, justify="right")
+    for column in ("to write", "files", "weights", "to import", "open and first call", "process"):
+        table.add_column(column, justify="right")
+    for case in report.cases:
+        for name, peer in case.peers.items():
+            row: list[Text | str] = [case.name, name, time_text(peer)]
+            row += [ratio_text(case.ratio(name, EAGER)) if name != EAGER else "", accuracy_text(case, name)]
+            row += [seconds(peer.phases.get("write")), mebibytes(peer.counts.get("files", {}).get("bytes"))]
+            row += [mebibytes(case.nbytes), seconds(peer.phases.get("import")), seconds(peer.first_call_s)]
+            table.add_row(*row, mebibytes(peer.counts.get("process", {}).get("resident")))
+    return table
+
+
 PHASES: Sequence[str] = ("dynamo", "aot", "backend", "rest")
 
 
@@ -221,6 +239,8 @@ def print_report(report: Report, console: Console) -> None:
             console.print(scaling_table(report))
         case "memory":
             console.print(memory_table(report))
+        case "deploy":
+            console.print(deploy_table(report))
         case _:
             console.print(timing_table(report))
     for name, mean in report.geomeans().items():

@@ -1,5 +1,6 @@
 """Statistics, order of rounds, error limits, peers and the report's round trip."""
 
+import importlib
 import io
 import json
 import math
@@ -180,6 +181,19 @@ def test_report_round_trip() -> None:
     assert after.geomeans() == {"mlc/eager": pytest.approx((2.0, 3))}
     assert after.cases[0].share("mlc") == pytest.approx(0.5)
     assert after.cases[0].ratio("broken", "eager") is None
+
+
+def test_a_report_without_a_steady_time_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="of the extra `bench`")
+    plot = importlib.import_module("benchmarks.plot")
+    unsteady = report()
+    for case in unsteady.cases:
+        case.peers["mlc"].samples = [1e-3, 5e-3, 9e-3]
+    assert unsteady.geomeans() == {}
+    for suite in ("kernels", "models", "memory", "deploy"):
+        unsteady.suite = suite
+        plot.write_plot(unsteady, tmp_path / f"{suite}.png")
+        assert (tmp_path / f"{suite}.png").stat().st_size > 1000
 
 
 def test_report_writes_infinity_as_text(tmp_path: Path) -> None:

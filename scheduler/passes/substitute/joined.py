@@ -220,7 +220,10 @@ def _side_by_side(sites: ProductSites, family: Family) -> tuple[Compute, Load, b
             n
             for n in sites.graph.nodes
             # Few nodes are choices, and types are long to compare.
-            if isinstance(n, Compute) and isinstance(n.value, Select) and n.type == kind and n.axes == at
+            if isinstance(n, Compute)
+            and isinstance(n.value, Select)
+            and n.type == kind
+            and n.axes == at
             and n.value == value
         ),
         None,

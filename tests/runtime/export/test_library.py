@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import random
 import re
@@ -10,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,6 +56,39 @@ def test_numbers(folder: Folder, threads: int) -> None:
         for count in (0, 1, 1000):
             (two,) = model.call("twice", np.arange(count, dtype=np.float32))
             np.testing.assert_array_equal(two, np.tile(np.arange(count), 2))
+
+
+def test_calls_with_arrays_of_kinds_that_a_context_knows(folder: Folder) -> None:
+    rng = np.random.default_rng(1)
+    with ModelLibrary(folder[0]) as model:
+        context = model.context()
+        kept = []
+        for _ in range(300):
+            # More kinds than a context remembers, each again with other arrays.
+            x = rng.normal(size=int(rng.integers(0, 90))).astype(np.float32)
+            (two,) = context.call("twice", x)
+            kept.append((x, two))
+        for x, two in kept:  # none was written over by a later call
+            np.testing.assert_array_equal(two, np.tile(x, 2))
+        x = np.ones(5, np.float32)
+        out = np.zeros(10, np.float32)
+        assert context.call("twice", x, out=[out])[0] is out and out.all()
+        with pytest.raises(LibraryError, match="gives 1 arrays"):
+            context.call("twice", x, out=[])
+        with pytest.raises(LibraryError, match="float32"):
+            context.call("twice", x.astype(np.float64))
+        with pytest.raises(LibraryError, match="stride of dimension 0 of input 0"):
+            context.call("twice", np.ones(10, np.float32)[::2])
+
+
+def test_a_context_does_not_keep_arrays(folder: Folder) -> None:
+    with ModelLibrary(folder[0]) as model:
+        x = np.ones(1000, np.float32)
+        result = model.call("twice", x)[0]
+        watched = [weakref.ref(x), weakref.ref(result)]
+        del x, result
+        gc.collect()
+        assert [w() for w in watched] == [None, None]
 
 
 def test_state_is_each_contexts_own(folder: Folder) -> None:
