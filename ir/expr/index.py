@@ -51,6 +51,12 @@ def _free_if_divided(expr: sympy.Expr) -> frozenset[sympy.Symbol] | None:
     return frozenset(expr.free_symbols) if _has_division(expr) else None
 
 
+@lru_cache(maxsize=65536)
+def divisions(expr: sympy.Expr) -> int:
+    """How many quotients and remainders of whole numbers an expression has."""
+    return len(expr.atoms(FloorDiv, ModularIndexing, Mod, PythonMod, CeilDiv))
+
+
 def _has_division(expr: sympy.Expr) -> bool:
     return expr.has(FloorDiv, ModularIndexing, Mod, PythonMod, CeilDiv)
 

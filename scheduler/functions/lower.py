@@ -35,6 +35,7 @@ from ...ir.text.printer import show
 from ...ir.verify.verify import verify
 from .approximate_functions import approximate_functions
 from .context import APPROXIMATIONS_PAY, NO_SCATTER, FunctionContext
+from .join_divided import join_divided
 from .lower_scatter import in_loops, lower_scatter
 from .name_sums import name_sums
 from .split_windows import split_windows
@@ -472,6 +473,7 @@ FUNCTION: Level[TensorFunction] = Level(
 # Over each function by itself, in the order in which they run.
 FUNCTION_PASSES: tuple[Pass[TensorFunction, FunctionContext], ...] = (
     Pass("substitute_single_uses", FUNCTION, Plain(substitute_single_uses), needs=(NO_SCATTER,)),
+    Pass("join_divided", FUNCTION, Plain(join_divided), needs=(NO_SCATTER,)),
     Pass("collapse", FUNCTION, Plain(collapse), needs=(NO_SCATTER,)),
     Pass("rows_late", FUNCTION, Plain(rows_late), needs=(NO_SCATTER,)),
     Pass("split_windows", FUNCTION, Plain(split_windows), needs=(NO_SCATTER,)),

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import sympy
 
-from ....ir.expr.value import IndexValue, is_value, walk
+from ....ir.expr.value import IndexValue, flops, is_value, walk
 from ....ir.nest.hints import CASCADE, CHAIN, FACTOR
-from ....ir.nest.loops import AxisKind, Block, LoopNest, Update
+from ....ir.nest.loops import AxisKind, Block, LoopNest, Store, Update
 from ....ir.target import Target
 from ...cost.cpu_kernels import PANEL_ROWS, PANEL_TILE, panel_vectors, product_tile, sums_in_registers
 from ...schedule.schedule import Schedule
@@ -24,6 +24,8 @@ from .common import choose_width, is_long, merge_rows, parallel_roots, run_lengt
 
 # Packed elements of one word: as many loops at most are written out.
 MOST_PACKED = 8
+# Operations on a result from which on they are done in lanes: an exponential has about so many.
+DEAR = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +143,21 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
         # Other rows are loaded anew for each tile of columns, and the weight for each tile of rows, from a cache.
         rows = min(most if roles.is_across else PANEL_TILE, nest.symbols.hint(many))
         columns = min(4 if rows == 1 else beside, sums // rows) if roles.is_across else 1
+        if roles.is_across and rows > 1 and _is_dear(nest):
+            columns = 8 if sums >= 16 else 4
+            rows = min(rows, sums // columns)
     wide = 2 if rows * columns * 2 <= sums else 1
     return {
         "rows": tuple(dict.fromkeys((rows, 4, 2, 1))),
         "columns": tuple(dict.fromkeys((columns, 4, 2, 1))),
         "wide": (wide, 3 - wide),
     }
+
+
+def _is_dear(nest: LoopNest) -> bool:
+    """Whether what is made of results takes about as long as some terms of them do, so that it is done in lanes."""
+    made = (s.value for b in analyse(nest).blocks if not b.is_reduction for s in b.body if isinstance(s, Store))
+    return any(flops(v) >= DEAR for v in made)
 
 
 def _together(nest: LoopNest, extent: sympy.Expr, sums: int) -> int:
@@ -164,6 +175,7 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     assert roles is not None
     rows, columns, wide = int(params["rows"]), int(params["columns"]), int(params["wide"])
     shared = 0
+    dear = columns & (columns - 1) == 0 and columns > 2 and _is_dear(schedule.nest)
     for name in schedule.get_blocks():
         place = ProductLoops(schedule, name)
         outer = [place.take(v) for v in (*roles.batch, *roles.columns[:-1])]
@@ -189,9 +201,11 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
             schedule.reorder(*loops)
         if schedule.block(name).is_reduction:
             take_out(schedule, [lp for lp in inside if lp], place)
-        for lp in (*inner_rows, *(inner_columns if roles.is_across else ())):
+        # Few columns are lanes where a function is called of each result; else they are written out.
+        in_lanes = roles.is_across and not schedule.block(name).is_reduction and dear and bool(inner_columns)
+        for lp in (*inner_rows, *(inner_columns if roles.is_across and not in_lanes else ())):
             schedule.unroll(lp)
-        if schedule.block(name).is_reduction or not roles.is_across:
+        if schedule.block(name).is_reduction or not roles.is_across or in_lanes:
             schedule.vectorize(loops[-1])
     merge_rows(schedule, shared)
     parallel_roots(schedule, target)
