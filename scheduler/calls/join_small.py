@@ -71,7 +71,7 @@ class _Small(Tables):
         # What writes over arguments has its rows, and comes first: outputs of its own come behind all inputs.
         members.sort(key=lambda c: not self.functions[c.function].scatters)
         args = list(dict.fromkeys(a for c in members for a in c.args))
-        parts = _Parts({a: f"in{k}" for k, a in enumerate(args)})
+        parts = _JoinedParts({a: f"in{k}" for k, a in enumerate(args)})
         for c in members:
             parts.add(c, self.functions[c.function])
         first = self.functions[members[0].function]
@@ -108,7 +108,7 @@ def _is_small(function: TensorFunction) -> bool:
 
 
 @dataclass(slots=True)
-class _Parts:
+class _JoinedParts:
     """What a function is made of that does what several do; ``names`` are those of inputs, by argument."""
 
     names: dict[str, str]
