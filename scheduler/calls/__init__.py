@@ -8,6 +8,7 @@ from ..fusion.scatter import begin_apart
 from .block_rows import block_rows
 from .horizontal import compute_scalars_apart, share_launches
 from .join_points import join_points
+from .join_small import join_small
 from .memory_order import order_for_memory
 from .overlap_begun import overlap_begun
 from .overwrite import write_over_dead
@@ -26,6 +27,7 @@ CALL_PASSES: tuple[Pass[Fusion, PassContext], ...] = (
     Pass("write_over_dead", CALLS, write_over_dead, needs=(ONLY_CALLS,)),
     Pass("begin_apart", CALLS, Plain(begin_apart), needs=(ONLY_CALLS,)),
     Pass("join_points", CALLS, join_points, needs=(ONLY_CALLS,)),
+    Pass("join_small", CALLS, join_small, needs=(ONLY_CALLS,)),
     Pass("order_for_memory", CALLS, order_for_memory, needs=(ONLY_CALLS,)),
     Pass("overlap_begun", CALLS, overlap_begun, needs=(ONLY_CALLS,)),
     Pass("share_code", CALLS, share_code, needs=(ONLY_CALLS,)),

@@ -213,6 +213,8 @@ class Tables:
                 if far and waits + least > MAX_WAITING_BYTES:
                     break
                 free ^= low
+                if not self.fits(part, k):
+                    continue
                 if waits + held[k] <= MAX_WAITING_BYTES or (not far and self.late(k, first) <= MAX_WAITING_BYTES):
                     part.append(k)
                     waits += held[k]
@@ -224,6 +226,10 @@ class Tables:
                     self.after.unite(k, first)
             left &= ~sum(1 << k for k in part)
         return result
+
+    def fits(self, part: list[int], k: int) -> bool:
+        """Whether a call may be one with some that do not depend on it; a table has as many rows as there are."""
+        return True
 
     def is_shared(self, part: list[int]) -> bool:
         """Whether calls that could be one are; by cost they always are."""

@@ -18,6 +18,9 @@ CLOSE = 6
 UNIFIED_BYTES = 32 << 20
 # Calls that write the same points of several tensors are one for so many at most: addresses want registers.
 MOST_JOINED = 4
+# Different calls are one where each has so few bytes of results that a launch takes longer, and all of them together
+# so many addresses, two registers of a thread each.
+JOINED_BYTES, MOST_JOINED_ADDRESSES = 1 << 20, 24
 # Loops of fewer iterations may be code without a loop where their number is known: such dimensions are no sizes. Of the
 # addresses that a kernel is given, one in so many at least is read: others take a load and a store each.
 LEAST_SHARED, MOST_UNREAD = 16, 8

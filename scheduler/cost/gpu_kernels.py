@@ -57,6 +57,8 @@ ROW_SHORT = 1024
 MOST_THREADS, WIDE_TILE = 1024, 8192
 # Threads of a program that goes over elements.
 POINTWISE_THREADS = 128
+# Elements of a program's tile of each of several things that have a launch in common.
+SMALL_TILE = 256
 
 # Bytes of the widest load of a lane.
 LOAD_BYTES = 16

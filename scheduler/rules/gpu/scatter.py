@@ -4,6 +4,10 @@ are one loop.
 And sums that data end, as those of sorted segments are: rows of results beside one another in a tile, each with the
 elements that are its own. What is summed lies along the results and not along the elements, whose places data name. So
 a loop over the elements stands in the program, and ends where the longest of the tile's rows does.
+
+And small things that have nothing to do with one another but their launch, one of which may scatter: each program does
+a part of every one. The points of each are laid end to end and cut into tiles of one size. There are as many programs
+as the one with the most points has tiles, and what has fewer points leaves the last programs idle.
 """
 
 from __future__ import annotations
@@ -14,11 +18,13 @@ import sympy
 
 from ....ir.nest.data_ends import data_end
 from ....ir.nest.hints import DATA_ENDS, NUM_WARPS
-from ....ir.nest.loops import LoopNest, blocks
+from ....ir.nest.loops import AxisKind, DimKind, LoopNest, blocks
 from ....ir.target import Target
+from ...cost.gpu_kernels import POINTWISE_THREADS, SMALL_TILE
 from ...cost.segments import AT_ONCE, TILE, rows_at_once
 from ...schedule.schedule import Schedule
 from ..analysis import NestShape, analyse
+from ..cpu.common import merge_paths
 from ..registry import Params, Rule, Value
 from .common import GPUS, clamp_power, cut, fused, inner_loops, programs, row_depth, tile, tile_size, typical, warps_for
 from .pointwise import GPU_POINTWISE
@@ -41,6 +47,42 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
 
 
 GPU_SCATTER = Rule("gpu_scatter", GPUS, _matches, _parameters, _apply)
+
+
+def _are_small(nest: LoopNest, target: Target) -> bool:
+    found = [b for b, _ in blocks(nest)]
+    points = [sympy.Mul(*(a.extent for a in b.axes)) for b in found]
+    kinds = {a.kind for b in found for a in b.axes}
+    return (
+        len(found) > 1
+        and kinds <= {AxisKind.SPATIAL, AxisKind.SCATTER}
+        and all(b.axes and all(a.dim is DimKind.EXTRA for a in b.axes) for b in found)
+        and all(n.is_Integer and n > 0 for n in points)
+        and (len(set(points)) > 1 or not _matches(nest, target))
+    )
+
+
+def _small_parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
+    return {"block": (SMALL_TILE, SMALL_TILE * 2, SMALL_TILE // 2)}
+
+
+def _small(schedule: Schedule, target: Target, params: Params) -> None:
+    block = int(params["block"])
+    for b, _ in list(blocks(schedule.nest)):
+        if b.is_scatter:
+            schedule.atomic(b.name)
+    loops = [fused(schedule, schedule.get_loops(name)) for name in schedule.get_blocks()]
+    points = {lp: int(schedule.extent(lp)) for lp in loops if lp is not None}
+    count = -(-max(points.values()) // block)
+    paths = [schedule.split(lp, [count, block]) for lp in points]
+    (program,) = merge_paths(schedule, [[over] for over, _ in paths])
+    for _, within in paths:
+        tile(schedule, within)
+    programs(schedule, (program,))
+    schedule.annotate("", NUM_WARPS, max(POINTWISE_THREADS // target.warp, 1))
+
+
+GPU_SMALL = Rule("gpu_small", GPUS, _are_small, _small_parameters, _small)
 
 
 def _is_ended_by_data(nest: LoopNest, target: Target) -> bool:

@@ -117,6 +117,60 @@ def test_one_launch_rotates_and_writes_both(interpreter, fn, dtype):
         np.testing.assert_allclose(written, wanted, rtol=bound, atol=bound)
 
 
+def step_of(q: Tensor, *given: Tensor) -> tuple[Tensor, Tensor]:
+    """A step's queries rotated, its keys and values written, and a mask of what is alive by now."""
+    assert q.dim()
+    copied(half_turned)(*given)
+    _, _, cos, sin, keys, _, at = given
+    return half_turned(q, cos, sin), torch.arange(keys.shape[2]) <= at[-1:]
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32])
+@pytest.mark.parametrize(("tokens", "heads"), [(2, 6), (1, 9), (2, 1)])
+def test_one_launch_rotates_queries_too(interpreter, dtype, tokens, heads):
+    """Of the four things each has a number of points of its own, none a multiple of a tile."""
+    given = inputs(dtype, tokens)
+    q = torch.randn(2, heads, tokens, 24)
+    q[1, 0, 0, 3], q[0, heads - 1, tokens - 1, 23] = float("nan"), float("-inf")
+    given = (q.to(dtype), *given)
+    fusion = fused(step_of, given)
+    (call,) = (n for n in fusion.graph.nodes if isinstance(n, CallTensor))
+    function = fusion.functions[call.function]
+    schedule = default_schedule(lower_to_loops(function), SM90)
+    assert schedule.rule == "gpu_small"
+    assert len(schedule.nest.outputs) == 4
+    tensors = dict(zip((i.name for i in fusion.graph.inputs), given, strict=True))
+    arrays = {b.name: array(tensors[a]).reshape([int(e) for e in b.shape])
+              for b, a in zip(function.inputs, call.args, strict=True)}  # fmt: skip
+    for o in function.outputs:
+        if o.buffer not in function.inputs:
+            empty = np.full([int(e) for e in o.buffer.shape], 77)
+            arrays[o.buffer.name] = empty.astype(array(torch.empty(0, dtype=o.buffer.dtype.torch)).dtype)
+    found = interpreter.run(emit_triton(schedule.nest, SM90), schedule.nest.outputs, arrays, {})
+    exact = [t.double() if t.is_floating_point() else t.clone() for t in given]
+    made = dict(zip(fusion.graph.outputs, step_of(*exact), strict=False))
+    after = dict(zip((i.name for i in fusion.graph.inputs), exact, strict=True))
+    bound = 2e-2 if dtype is BF16 else 1e-5
+    for o, name, into in zip(function.outputs, call.names, call.into, strict=True):
+        wanted = (after[into] if into is not None else made[name]).numpy()
+        written = found[o.buffer.name].astype(wanted.dtype).reshape(wanted.shape)
+        np.testing.assert_allclose(written, wanted, rtol=bound, atol=bound)
+
+
+def test_what_waits_or_is_large_has_its_own_launch():
+    def step(q: Tensor, large: Tensor, k: Tensor, keys: Tensor, at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        assert all(x.dim() for x in (q, large, k, keys, at))
+        keys.index_copy_(2, at, k)
+        return torch.sin(q), torch.cos(large), keys[:, :, :2].exp()
+
+    k, _, _, _, keys, _, at = inputs(F32)
+    fusion = fused(step, (torch.randn(5, 7), torch.randn(1 << 18, 2), k, keys, at))
+    made = [n.names for n in fusion.graph.nodes if isinstance(n, CallTensor)]
+    sine, cosine, power = fusion.graph.outputs[:3]
+    (joined,) = (names for names in made if sine in names)
+    assert len(made) == 3 and len(joined) == 2 and cosine not in joined and power not in joined
+
+
 def test_writes_that_wait_for_one_another_stay_apart():
     def waits(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, at: Tensor) -> None:
         assert k.dim() and v.dim()

@@ -24,9 +24,10 @@ from torch_mlc.scheduler.rules import default_schedule
 
 pytest.importorskip("triton")
 TARGET = "cuda:sm_90"
-# Queries with keys and values, their rotation, the write into the caches, attention and its combination, the output
-# with the residual, gate and up, down with the residual. Norms are made by the products that read them.
-LAUNCHES = 8
+# Queries with keys and values; their rotation, with the write into the caches; attention, a library's call of the CPU's
+# graph and two kernels of a GPU's; the output with the residual; gate and up; down with the residual. Norms are made by
+# the products that read them.
+LAUNCHES = 6
 
 
 def decoded(layers: int) -> Fusion:
@@ -46,7 +47,7 @@ def launches(fusion: Fusion) -> int:
     return sum(isinstance(n, (CallTensor, Library)) for n in fusion.graph.nodes)
 
 
-def test_a_layer_takes_eight_launches() -> None:
+def test_a_layer_takes_six_launches() -> None:
     one, two = decoded(1), decoded(2)
     assert launches(two) - launches(one) <= LAUNCHES
     # Beside the layers: the rotation's angles, and the head, which makes the last norm.
