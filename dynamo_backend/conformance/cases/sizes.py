@@ -120,3 +120,16 @@ def gradients_of_changing_sizes(subject: Subject) -> None:
         return nn.Sequential(nn.Linear(3, 5), nn.LayerNorm(5), nn.GELU(), nn.Linear(5, 2))
 
     subject.agrees(net, *(rows(n) for n in (4, 7, 2, 33)), module=True, train=True, dynamic=True, loose=4)
+
+
+@case("A program for one chosen size is used for all of them.", "mark_dynamic(specialize_on=) asks for such a one.")
+def specialized_sizes(subject: Subject) -> None:
+    def make(n: int) -> Make:
+        def made() -> tuple[Tensor]:
+            x = torch.randn(n, 3)
+            torch._dynamo.mark_dynamic(x, 0, specialize_on=[lambda rows: rows == 8])
+            return (x,)
+
+        return made
+
+    subject.agrees(lambda x: (x.sin().sum(0) * x.shape[0], x + 1), *(make(n) for n in (5, 8, 6, 8, 16)))
