@@ -109,3 +109,33 @@ def test_what_a_model_has_on_the_host_stays_there_and_copies_run_beside_calls() 
     assert graph.peak_bytes == before.peak_bytes, "no memory is counted twice"
     (copy,) = (c for c in before.libraries if "_to_copy" in c.op)
     assert copy.seconds == pytest.approx((8e3 + 2048 * 2048 * 4 / 64) * 1e-9)
+
+
+def test_what_only_torchs_modules_run_is_told_by_its_layer() -> None:
+    """There is no line of the user's: a chain of layers has none."""
+    net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Sequential(torch.nn.Tanh(), torch.nn.LayerNorm(8)))
+    report = torch_mlc.explain(net, torch.randn(300, 8))
+    lines = {line for k in report.kernels for line in k.lines} | {
+        line for g in report.graphs for c in g.libraries for line in c.lines
+    }
+    assert {"layer 1.0 (Tanh)", "layer 1.1 (LayerNorm)"} <= lines and "layer 0 (Linear)" in lines
+    compiled = torch.compile(torch.nn.Sequential(torch.nn.Embedding(4, 8)), backend="mlc")
+    with pytest.raises(IndexError) as raised:
+        compiled(torch.tensor([9]))
+    assert raised.value.__notes__ == ["In the model: layer 0 (Embedding)"]
+
+
+def test_a_legend_is_told_once() -> None:
+    """After the last graph that has it; each graph by itself has it too."""
+
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(x)
+        torch._dynamo.graph_break()
+        return torch.exp(y)
+
+    report = torch_mlc.explain(broken, torch.randn(300))
+    first, second = map(str, report.graphs)
+    assert first.count("ops: operations") == second.count("ops: operations") == 1
+    text = str(report)
+    assert text.count("ops: operations") == text.count("share: of the") == 1
+    assert text.index("fused_exp") < text.index("ops: operations")
