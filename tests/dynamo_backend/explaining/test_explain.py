@@ -1,6 +1,7 @@
 """What explain tells of a model, for this machine and for GPUs that are not here."""
 
 import importlib.util
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch.nn import functional as F
 
 import torch_mlc
 from torch_mlc.dynamo_backend.compiling import kernels
+from torch_mlc.dynamo_backend.reports.report import LibraryReport
 from torch_mlc.runtime.settings.options import OptionError
 
 
@@ -123,6 +125,16 @@ def test_what_only_torchs_modules_run_is_told_by_its_layer() -> None:
     with pytest.raises(IndexError) as raised:
         compiled(torch.tensor([9]))
     assert raised.value.__notes__ == ["In the model: layer 0 (Embedding)"]
+
+
+def test_a_reason_tells_nothing_of_the_form_of_operands_unless_it_is_asked_for() -> None:
+    stop = "; nothing to read in packed form (b: a view (of rows) is read as it stands)"
+    call = LibraryReport("aten::mm.default", 1, f"matrix product: BLAS{stop}")
+    (graph,) = torch_mlc.explain(lambda x: x.sin(), torch.randn(300)).graphs
+    assert call.plain_reason == "matrix product: BLAS"
+    assert replace(call, reason="BLAS; nothing to read in packed form; by halves").plain_reason == "BLAS; by halves"
+    text = str(replace(graph, libraries=(call,)))
+    assert "  left to a library: aten::mm.default: matrix product: BLAS\n" in text and "packed form" not in text
 
 
 def test_a_legend_is_told_once() -> None:
