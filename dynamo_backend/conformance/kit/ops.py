@@ -46,7 +46,9 @@ def register() -> None:
 
     def looked(x: Tensor) -> Tensor:
         gc.collect()
-        ALIVE.append(NOTED[0]() is not None)
+        memory = NOTED[0]()
+        # A gradient may be written over what was saved: then that memory is its own.
+        ALIVE.append(memory is not None and memory.data_ptr() != x.untyped_storage().data_ptr())
         return x.clone()
 
     kernels: dict[str, Any] = {

@@ -253,7 +253,7 @@ def test_explain_tells_where_schedules_come_from(tmp_path: Path) -> None:
     assert plain.chosen == "by default" and "scheduled by default" in plain.show() and not plain.candidates
     report = torch_mlc.explain(f, x, options={**options, "tune": 1, "tune_budget": "1s"})
     (tuned,) = report.kernels
-    assert "candidates" in tuned.chosen and len(tuned.candidates) > 1 and "measured" in tuned.candidates[0]
+    assert "candidate" in tuned.chosen and len(tuned.candidates) > 1 and "measured" in tuned.candidates[0]
 
 
 def test_ranks_of_a_job_run_the_same_schedules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ KNOWN: dict[str, dict[str, str]] = {
         "complex_numbers::negative_input": "reads the memory of a negative view as it stands",
         "autograd::forward_mode": "gives no derivative in forward mode, and no error",
         "threads::forked_child_compiles": "waits for a compiling thread of the parent, which the child does not have",
+        "failures::minifier_looks_on": MINIFIER,
         "settings::deterministic_fill": "leaves new memory as it is",
     },
 }
