@@ -133,3 +133,19 @@ def specialized_sizes(subject: Subject) -> None:
         return made
 
     subject.agrees(lambda x: (x.sin().sum(0) * x.shape[0], x + 1), *(make(n) for n in (5, 8, 6, 8, 16)))
+
+
+@case("A size that has no number while compiling is an error, or is guessed.", "Sizes that data decide have none.")
+def unbacked_sizes(subject: Subject) -> None:
+    def make(n: int) -> Make:
+        def made() -> tuple[Tensor]:
+            x = torch.randn(n, 3)
+            torch._dynamo.decorators.mark_unbacked(x, 0)
+            return (x,)
+
+        return made
+
+    torch._dynamo.utils.counters.clear()
+    subject.agrees(lambda x: (x.sin() * 2, x.sum(0), torch.softmax(x, -1)), *(make(n) for n in (5, 9, 1, 0, 64)))
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    expect(graphs == 1, f"five sizes without a number compiled {graphs} graphs; one serves all with the backend eager")

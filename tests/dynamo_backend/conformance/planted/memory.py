@@ -175,6 +175,17 @@ def keeps_modules(gm: fx.GraphModule, inputs: Sequence[Any]) -> Run:
     return changed(gm, inputs, lambda compiled, arguments: compiled(*arguments))
 
 
+@found_by("sizes::unbacked_sizes")
+def asks_every_size_for_a_typical_one(gm: fx.GraphModule, inputs: Sequence[Any]) -> Run:
+    """Plans by the number that a size has while it compiles, which some have not."""
+    typical = 0
+    for node in gm.graph.nodes:
+        value = node.meta.get("example_value")
+        for size in value.shape if isinstance(value, Tensor) else ():
+            typical += size.node.require_hint() if isinstance(size, torch.SymInt) else size
+    return changed(gm, inputs, lambda compiled, arguments: compiled(*arguments))
+
+
 _BY_TEXT: dict[str, Run] = {}
 
 
