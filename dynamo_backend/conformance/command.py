@@ -40,7 +40,7 @@ def conformance(
     file: str | None,
     list_them: bool,
 ) -> None:
-    """Check a backend of torch.compile against eager, in some 200 small programs that backends get wrong.
+    """Check a backend of torch.compile against eager, in some 230 small programs that backends get wrong.
 
     The status is 1 where a case fails. `pytest --mlc-conformance` runs the same (docs/conformance.md)."""
     if list_them:

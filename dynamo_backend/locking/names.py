@@ -6,7 +6,7 @@ from __future__ import annotations
 import operator
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,10 +14,8 @@ from torch import fx
 
 from ...runtime.cache.fingerprint import key_of
 from ..repeats.layers import HEAD, Layers
-from ..tracing.origins import origins_of
+from ..tracing.origins import origins_of, path_of
 
-# What Dynamo's path of a module has that the model's has not: L['self']._modules['layers']._modules['0'].
-_NOISE = ("_modules", "_parameters", "_buffers")
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")
 # What is made of no node of the graph, or of the graph as a whole.
 GRAPH = "the graph"
@@ -164,15 +162,6 @@ class LayerNames:
         """Which of the few layers a layer is."""
         assert self.layers is not None
         return layer if layer < HEAD else layer - self.layers.left_out
-
-
-def path_of(stack: Mapping[str, Any]) -> str:
-    """The path of the innermost module of a node's stack of modules, "" for the model itself."""
-    for path, *_ in reversed(list(stack.values())):
-        words = [w for w in re.findall(r"\w+", str(path)) if w not in _NOISE]
-        words = words[1:] if words[:1] in (["L"], ["G"]) else words
-        return ".".join(words[1:])  # the first is what the model is called where it is called
-    return ""
 
 
 def function_name(name: str) -> str:

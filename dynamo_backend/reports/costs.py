@@ -26,6 +26,10 @@ class CostRow:
     lines: tuple[str, ...] = ()
 
 
+# What the words of the table mean, but for the share, which is of time or of bytes.
+_WORDS = "  ops: operations on numbers. workload: the name by which a kernel is tuned and scheduled by hand."
+
+
 def cost_lines(rows: Sequence[CostRow]) -> list[str]:
     """The table and its legend; nothing for no rows.
 
@@ -56,8 +60,20 @@ def cost_lines(rows: Sequence[CostRow]) -> list[str]:
     return [
         *lines,
         f"  share: of the {of}. moves: bytes to and from memory, in all runs; least: the fewest that could be.",
-        "  ops: operations on numbers. workload: the name by which a kernel is tuned and scheduled by hand.",
+        _WORDS,
     ]
+
+
+def legends_once(texts: Sequence[str]) -> list[str]:
+    """Texts of several graphs, where a legend that a later one has again is left out of those before it."""
+    kept: list[str] = []
+    said: set[str] = set()
+    for text in reversed(texts):
+        lines = text.splitlines()
+        legends = {line for line in lines if line == _WORDS or line.startswith("  share: of the ")}
+        kept.append("\n".join(line for line in lines if line not in legends & said))
+        said |= legends
+    return kept[::-1]
 
 
 def origin_text(lines: Sequence[str], width: int) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ...runtime.model.predict import microseconds
 from ...runtime.plain_text import counted, readable
+from .costs import legends_once
 from .page.data import report_data
 from .page.html import framed, page_of, write_report
 from .report import GraphBreak, GraphReport, KernelReport
@@ -66,7 +67,8 @@ class Report:
         spent = [f"Dynamo and AOTAutograd took {self.capture_s * 1e3:.0f} ms"] if self.capture_s else []
         total = self.predicted_seconds if len(self.graphs) > 1 else None
         spent += [f"All graphs are predicted to take {microseconds(total)}"] if total is not None else []
-        return readable("\n\n".join([*map(str, self.graphs), *map(str, self.breaks), *spent, *missed, last]))
+        graphs = legends_once([str(g) for g in self.graphs])
+        return readable("\n\n".join([*graphs, *map(str, self.breaks), *spent, *missed, last]))
 
     def __repr__(self) -> str:
         launches, kernels = sum(g.launches for g in self.graphs), len(self.kernels)

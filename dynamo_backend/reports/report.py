@@ -37,6 +37,7 @@ from .traffic import Traffic
 
 _SHOWN, _NAMED = 8, 3
 _BRACKETS = re.compile(r" \([^()]*\)")
+_OPERANDS = re.compile(r"; nothing to read in packed form( \(.*\))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +184,11 @@ class LibraryReport:
     lines: tuple[str, ...] = ()
     moved: int = 0
     seconds: float | None = None
+
+    @property
+    def plain_reason(self) -> str:
+        """The reason without what it tells of the form that operands are read in."""
+        return _OPERANDS.sub("", self.reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,7 +384,7 @@ class GraphReport:
         notes = together(((k.name, note) for k in self.kernels for note in k.notes), _NAMED)
         told += [f"  not left to a library: {line}" for line in notes]
         # In brackets stands what is so of one call alone; ``libraries`` have it.
-        left = together(((c.op, _BRACKETS.sub("", c.reason)) for c in self.libraries), _NAMED)
+        left = together(((c.op, _BRACKETS.sub("", c.plain_reason)) for c in self.libraries), _NAMED)
         return told + [f"  left to a library: {line}" for line in left]
 
     def _resource_lines(self) -> list[str]:

@@ -15,6 +15,7 @@ from rich.progress import Progress as Bar
 
 from ...scheduler.tuning.race import Estimate
 from ...scheduler.tuning.search import Progress, SearchResult
+from ..plain_text import counted
 
 
 class TuneProgress:
@@ -75,7 +76,7 @@ def outcome_text(outcome: SearchResult) -> str:
     """What a search came to: ``1.31x (1.28 to 1.33) of the default, noise 1 %, 40 candidates, 3 failed``."""
     won = f"{_bounded(outcome.found)} of the default" if outcome.is_faster else "none faster"
     failed = f", {outcome.failed} failed" if outcome.failed else ""
-    return f"{won}, noise {percent_text(outcome.sigma)}, {len(outcome.trials)} candidates{failed}"
+    return f"{won}, noise {percent_text(outcome.sigma)}, {counted(len(outcome.trials), 'candidate')}{failed}"
 
 
 def trials_table(outcome: SearchResult, limit: int = 12) -> list[str]:

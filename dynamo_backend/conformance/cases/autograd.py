@@ -130,6 +130,21 @@ def second_derivative(subject: Subject) -> None:
     check(second, wanted, "the second derivative neither raised nor was right: it")
 
 
+@case("What was saved lies otherwise than the backward was compiled for.", "A compiler that changes layouts must tell.")
+def layouts_of_what_was_saved(subject: Subject) -> None:
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        y = (x.transpose(1, 2) * 2).sin()
+        return (y * w).exp().sum(1)
+
+    def make() -> tuple[Tensor, Tensor]:
+        return torch.randn(2, 3, 5, requires_grad=True), torch.randn(2, 5, 3, requires_grad=True)
+
+    subject.agrees(f, make, train=True)
+    images = torch.randn(2, 3, 6, 6).to(memory_format=torch.channels_last)
+    net = lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 1), nn.Tanh())  # noqa: E731
+    subject.agrees(net, lambda: (images.clone().requires_grad_(),), module=True, train=True, loose=4)
+
+
 @case("Hooks of saved tensors get something else back than they gave.", "Offloading to the CPU is made of them.")
 def saved_tensor_hooks(subject: Subject) -> None:
     packed: list[int] = []

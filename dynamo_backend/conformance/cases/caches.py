@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler._cache import CacheArtifactManager
 
 from ..kit.case import case
 from ..kit.compare import unequal
 from ..kit.errors import NotApplicable, expect
+from ..kit.processes import anew
 from ..kit.subject import Make, Subject
 
 
@@ -153,3 +158,55 @@ def default_type_changes(subject: Subject) -> None:
         torch.set_default_dtype(dtype)
         result: Any = compiled(2)
         expect(result.dtype == dtype, f"torch.ones() is {result.dtype} where the default is {dtype}")
+
+
+def curve(x: Tensor, y: Tensor) -> Tensor:
+    return torch.softmax(x * 2.5, -1) + y
+
+
+def _loads(name: str, options: dict[str, Any], blob: bytes, x: Tensor, y: Tensor, answer: Any) -> None:
+    """In another process: the artifacts are loaded once the backend is known, and then it is used."""
+    torch._dynamo.lookup_backend(Subject(name).backend)
+    logging.disable(logging.CRITICAL)
+    if torch.compiler.load_cache_artifacts(blob) is None:
+        answer.send("the artifacts cannot be loaded, those of others neither")
+        return
+    told = unequal(Subject(name, options).compile(curve, fullgraph=True)(x, y), curve(x, y), 10)
+    answer.send(f"the result {told}" if told else "")
+
+
+@case("Artifacts for torch.compiler.load_cache_artifacts cannot be loaded.", "Fleets start warm with one such blob.")
+def saved_artifacts(subject: Subject) -> None:
+    x, y = torch.randn(4, 6), torch.randn(6)
+    with CacheArtifactManager.with_fresh_cache():
+        subject.compile(curve, fullgraph=True)(x, y)
+        saved = torch.compiler.save_cache_artifacts()
+    if saved is None:
+        raise NotApplicable("this backend adds nothing to torch.compiler.save_cache_artifacts")
+    words = subject.name, dict(subject.options), saved[0], x, y
+    told = anew(_loads, words, 2 * subject.patience)
+    expect(not told, f"in another process {told}")
+
+
+@case("A function that was compiled ahead of time is another one once loaded.", "Servers load what builders saved.")
+def compiled_ahead_of_time(subject: Subject) -> None:
+    compiled = subject.compile(curve, fullgraph=True)
+    if not hasattr(compiled, "aot_compile"):
+        raise NotApplicable("this torch has no aot_compile")
+    x, y = torch.randn(4, 6), torch.randn(6)
+    try:
+        made = compiled.aot_compile(((x, y), {}))
+    except RuntimeError as error:
+        if "SerializableCallable" not in str(error):
+            raise
+        raise NotApplicable("what this backend compiles cannot be saved, which torch says") from None
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "function")
+        made.save_compiled_function(str(file))
+        torch._dynamo.reset()
+        with file.open("rb") as opened:
+            loaded: Any = torch.compiler.load_compiled_function(opened)
+    for function, what in ((made, "as compiled"), (loaded, "as loaded")):
+        for _ in range(2):
+            x = torch.randn(4, 6)
+            is_(function(x, y), curve(x, y), f"{what}, the result", 10)

@@ -8,6 +8,7 @@ from torch._higher_order_ops.associative_scan import associative_scan
 from torch._higher_order_ops.map import map as control_flow_map
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
+from torch.nn.attention.flex_attention import flex_attention
 
 from ..kit.case import case
 from ..kit.errors import expect
@@ -147,3 +148,37 @@ def python_loops(subject: Subject) -> None:
         return total
 
     subject.agrees(f, *(make(n) for n in (2, 5, 0, 3)))
+
+
+@torch.compiler.nested_compile_region
+def _layer(x: Tensor, w: Tensor) -> Tensor:
+    return torch.relu(x @ w) + x
+
+
+def _layers(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    return _layer(_layer(x, w), v) - _layer(x, v)
+
+
+@case("A region that repeats runs with the tensors of its first place.", "Layers are marked as such regions.")
+def repeated_region(subject: Subject) -> None:
+    subject.agrees(_layers, lambda: [torch.randn(4, 4) for _ in range(3)], loose=4)
+
+
+@case("A region that repeats has the gradients of one place.", "It is compiled once, and differentiated once.")
+def gradients_of_repeated_region(subject: Subject) -> None:
+    make = lambda: [torch.randn(4, 4, requires_grad=True) for _ in range(3)]  # noqa: E731
+    subject.agrees(_layers, make, train=True, loose=4)
+
+
+@case("flex_attention leaves out the user's function of scores.", "Positions and masks are such functions.")
+def flexible_attention(subject: Subject) -> None:
+    def f(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Tensor:
+        def score(s: Tensor, batch: Tensor, head: Tensor, row: Tensor, column: Tensor) -> Tensor:
+            return torch.where(row >= column, s + slopes[head] * (column - row), -float("inf"))
+
+        return flex_attention(q, k, v, score_mod=score)  # type: ignore[no-any-return]
+
+    def make() -> tuple[Tensor, ...]:
+        return (*(torch.randn(1, 2, 16, 16) for _ in range(3)), torch.rand(2))
+
+    subject.agrees(f, make, loose=10, leave_out=["strides"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from typing import Any
 
 import torch
@@ -121,3 +122,16 @@ def integer_division_by_zero(subject: Subject) -> None:
     told = unequal(compiled(a, torch.tensor([2, 2])), torch.tensor([3, -4]))
     expect(not told, f"the quotient {told}")
     raises(lambda: compiled(a, torch.tensor([2, 0])), "a division of integers by zero")
+
+
+@case("torch's minifier fails on what the backend returns.", "It runs a copy of that, and asks it for parameters.")
+def minifier_looks_on(subject: Subject) -> None:
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        x.add_(1)
+        return (x * y).sin()
+
+    with tempfile.TemporaryDirectory() as folder:
+        # At this level it writes to that folder alone.
+        how = {"repro_after": "dynamo", "repro_level": 2, "debug_dir_root": folder}
+        with torch._dynamo.config.patch(how):
+            subject.agrees(f, lambda: (torch.randn(4), torch.randn(4)))

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..kit import ops
 from ..kit.case import case
+from ..kit.compare import unequal
 from ..kit.errors import expect
 from ..kit.subject import Subject
 
@@ -92,3 +94,17 @@ def inputs_of_a_call_that_raises_die(subject: Subject) -> None:
         error.__traceback__ = None
     del table
     expect(dead(watched), "an input lives on after a call that raised")
+
+
+@case("What was saved lives to the end of the backward.", "Calls are boxed so that activations die as they are read.")
+def saved_values_die_in_the_backward(subject: Subject) -> None:
+    ops.register()
+    compiled = subject.compile(lambda x: torch.ops.mlc_conformance.noted(x.exp()).sin(), fullgraph=True)
+    for _ in range(2):
+        ops.ALIVE.clear()
+        x = torch.randn(16, requires_grad=True)
+        compiled(x).sum().backward()
+        told = unequal(x.grad, x.detach().exp().cos() * x.detach().exp()) if x.grad is not None else "is None"
+        expect(not told, f"the gradient {told}")
+        expect(bool(ops.ALIVE), "the gradient of an op of the user's was not called")
+        expect(not ops.ALIVE[-1], "a saved activation is alive after its last reader in the backward")

@@ -57,3 +57,13 @@ def compiles_after_a_mistake(subject: Subject) -> None:
         return  # said by another case
     x = torch.randn(3)
     expect(torch.equal(subject.compile(lambda t: t * 2)(x), x * 2), "the result is wrong")
+
+
+@case("The backend's function takes no attributes.", "Torch's registry notes its tags there, and so do wrappers.")
+def takes_attributes(subject: Subject) -> None:
+    function: Any = torch._dynamo.lookup_backend(subject.backend)
+    try:
+        function.mlc_conformance = True
+    except AttributeError as error:
+        raise Violation(f"an attribute cannot be set on the backend's function: {error}") from None
+    del function.mlc_conformance

@@ -148,3 +148,17 @@ def number_of_threads(subject: Subject) -> None:
         told = unequal(compiled(x), torch.softmax(x, -1))
         expect(not told, f"with {threads} threads the result {told}")
         expect(torch.get_num_threads() == threads, f"a call changed the number of threads to {torch.get_num_threads()}")
+
+
+@case("A call under torch's profiler fails, or leaves a range open.", "Time is put down to what ran before it.")
+def profiler_around(subject: Subject) -> None:
+    compiled, x = subject.compile(lambda t: torch.softmax(t, -1) * 2, fullgraph=True), torch.randn(5, 7)
+    compiled(x)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        got = compiled(x)
+        torch.erfinv(got)
+        compiled(x)
+    told = unequal(got, torch.softmax(x, -1) * 2)
+    expect(not told, f"the result {told}")
+    parents = [e.cpu_parent.name for e in profile.events() if e.name == "aten::erfinv" and e.cpu_parent is not None]
+    expect(not parents, f"what runs after the call is a part of {parents[0] if parents else ''!r} in the profile")

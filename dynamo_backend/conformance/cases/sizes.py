@@ -120,3 +120,32 @@ def gradients_of_changing_sizes(subject: Subject) -> None:
         return nn.Sequential(nn.Linear(3, 5), nn.LayerNorm(5), nn.GELU(), nn.Linear(5, 2))
 
     subject.agrees(net, *(rows(n) for n in (4, 7, 2, 33)), module=True, train=True, dynamic=True, loose=4)
+
+
+@case("A program for one chosen size is used for all of them.", "mark_dynamic(specialize_on=) asks for such a one.")
+def specialized_sizes(subject: Subject) -> None:
+    def make(n: int) -> Make:
+        def made() -> tuple[Tensor]:
+            x = torch.randn(n, 3)
+            torch._dynamo.mark_dynamic(x, 0, specialize_on=[lambda rows: rows == 8])
+            return (x,)
+
+        return made
+
+    subject.agrees(lambda x: (x.sin().sum(0) * x.shape[0], x + 1), *(make(n) for n in (5, 8, 6, 8, 16)))
+
+
+@case("A size that has no number while compiling is an error, or is guessed.", "Sizes that data decide have none.")
+def unbacked_sizes(subject: Subject) -> None:
+    def make(n: int) -> Make:
+        def made() -> tuple[Tensor]:
+            x = torch.randn(n, 3)
+            torch._dynamo.decorators.mark_unbacked(x, 0)
+            return (x,)
+
+        return made
+
+    torch._dynamo.utils.counters.clear()
+    subject.agrees(lambda x: (x.sin() * 2, x.sum(0), torch.softmax(x, -1)), *(make(n) for n in (5, 9, 1, 0, 64)))
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    expect(graphs == 1, f"five sizes without a number compiled {graphs} graphs; one serves all with the backend eager")

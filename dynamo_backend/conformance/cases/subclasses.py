@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
@@ -16,7 +13,8 @@ from torch.utils._pytree import tree_map_only
 
 from ..kit.case import case
 from ..kit.compare import unequal
-from ..kit.errors import NotApplicable, expect
+from ..kit.errors import expect
+from ..kit.ranks import group_of_one, group_of_two
 from ..kit.subject import Subject
 
 
@@ -173,21 +171,7 @@ def dispatch_mode(subject: Subject) -> None:
     expect(not told, f"the result in a mode {told}")
 
 
-# --- tensors that are spread over the processes of a group, here a group of one ---------------------------------------
-
-
-@contextmanager
-def group_of_one() -> Iterator[Any]:
-    """A mesh of one process of the CPU. Raises NotApplicable where there is a group already, or can be none."""
-    if not dist.is_available() or not dist.is_gloo_available():
-        raise NotApplicable("this torch has no process groups for CPUs")
-    if dist.is_initialized():
-        raise NotApplicable("this process is in a group already")
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        yield dist.init_device_mesh("cpu", (1,))
-    finally:
-        dist.destroy_process_group()
+# --- tensors that are spread over the processes of a group ------------------------------------------------------------
 
 
 def placed(x: Tensor, mesh: Any, dim: int | None) -> Any:
@@ -253,3 +237,35 @@ def gradients_of_spread_parameters(subject: Subject) -> None:
             expect(got.placements == wanted.placements, f"the gradient of {name} lies {got.placements}")  # type: ignore[union-attr]
             told = unequal(got.to_local(), wanted.to_local(), 10)  # type: ignore[union-attr]
             expect(not told, f"the gradient of {name} {told}")
+
+
+def _reduced(x: Any, w: Any) -> Any:
+    """Each process has a part of the sum over the inner dimension; what is done to the sum is done to the whole."""
+    from torch.distributed.tensor import Replicate
+
+    return torch.relu((x @ w).redistribute(placements=[Replicate()]) - 0.5) * 2
+
+
+def _on_two_ranks(subject: Subject, mesh: Any) -> None:
+    torch.manual_seed(7)
+    plain = torch.randn(4, 6), torch.randn(6, 8)
+    compiled, runs = subject.compile(_reduced), []
+    for through in (compiled, _reduced):
+        x, w = placed(plain[0], mesh, 1).requires_grad_(), placed(plain[1], mesh, 0).requires_grad_()
+        through(x, w)
+        y = through(x, w)
+        y.to_local().square().sum().backward()
+        runs.append({"the result": y.detach(), "the gradient of x": x.grad, "the gradient of w": w.grad})
+    for name, wanted in runs[1].items():
+        got = runs[0][name]
+        expect(type(got) is type(wanted), f"{name} is a {type(got).__name__}, eager's a {type(wanted).__name__}")
+        expect(got.placements == wanted.placements, f"{name} lies {got.placements}, eager's {wanted.placements}")
+        told = unequal(got.to_local(), wanted.to_local(), 10)
+        expect(not told, f"{name} {told}")
+    told = unequal(runs[0]["the result"].to_local(), torch.relu(plain[0] @ plain[1] - 0.5) * 2, 10)
+    expect(not told, f"beside what one process makes of the whole, the result {told}")
+
+
+@case("A sum over two processes is that of one alone.", "In a group of one nobody sees that a collective is missing.")
+def two_ranks(subject: Subject) -> None:
+    group_of_two(subject, _on_two_ranks)

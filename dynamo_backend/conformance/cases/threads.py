@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import threading
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from ..kit.case import case
 from ..kit.compare import unequal
 from ..kit.errors import NotApplicable, Violation, expect, within
+from ..kit.processes import anew
 from ..kit.subject import Subject
 
 THREADS, CALLS = 4, 12
@@ -210,28 +210,11 @@ def spawned(name: str, options: Mapping[str, Any], x: Tensor, answer: Connection
 @case("A process that was started anew cannot compile.", "Spawned workers read caches that others write.")
 def spawned_process_compiles(subject: Subject) -> None:
     """Two at once, which begin with nothing of their parent's but the name of the backend."""
-    context, x = multiprocessing.get_context("spawn"), torch.randn(9, 40)
-    wanted, children = work(x), []
-    for _ in range(2):
-        mine, theirs = context.Pipe(duplex=False)
-        child = context.Process(target=spawned, args=(subject.name, dict(subject.options), x, theirs), daemon=True)
-        child.start()
-        theirs.close()
-        children.append((child, mine))
-    try:
-        for _, answer in children:
-            expect(answer.poll(2 * subject.patience), f"a process did not answer in {2 * subject.patience:g} s")
-            try:
-                got = answer.recv()
-            except EOFError:
-                raise Violation("a process that was started anew died") from None
-            expect(not isinstance(got, str), f"a process that was started anew {got}")
-            told = unequal(torch.from_numpy(got), wanted, 10)
-            expect(not told, f"in a process that was started anew the result {told}")
-    finally:
-        for child, _ in children:
-            child.kill()
-            child.join()
+    x = torch.randn(9, 40)
+    for got in anew(spawned, (subject.name, dict(subject.options), x), 2 * subject.patience, count=2):
+        expect(not isinstance(got, str), f"a process that was started anew {got}")
+        told = unequal(torch.from_numpy(got), work(x), 10)
+        expect(not told, f"in a process that was started anew the result {told}")
 
 
 @case("A module trained in threads of a pool loses gradients.", "Backward runs on whatever thread calls it.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
@@ -14,8 +13,6 @@ from ..report import GraphBreak, GraphReport, KernelReport, LibraryReport
 
 # Changes with the fields below.
 SCHEMA = 1
-# What a library's reason tells of each of its operands; the reason itself stands in front of it.
-_OPERANDS = re.compile(r"; nothing to read in packed form \(.*\)$")
 
 
 class _Told(Protocol):
@@ -129,7 +126,7 @@ def _library(c: LibraryReport) -> dict[str, Any]:
     return {
         "name": c.op,
         "calls": c.calls,
-        "reason": _OPERANDS.sub("", c.reason),
+        "reason": c.plain_reason,
         "told": c.reason,
         "lines": list(c.lines),
         "moved": c.moved,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from torch_mlc.scheduler.schedule.trace import Trace
 from torch_mlc.scheduler.tuning.database import Database, Record
 from torch_mlc.scheduler.tuning.features import draft_features, nest_features
 from torch_mlc.scheduler.tuning.race import Estimate
-from torch_mlc.scheduler.tuning.search import SearchResult
+from torch_mlc.scheduler.tuning.search import SearchResult, Trial
 from torch_mlc.scheduler.tuning.space import Space
 
 ROWS = parse("""
@@ -116,6 +117,8 @@ def test_who_chose_a_schedule_is_told(tmp_path: Path) -> None:
     found = SearchResult("rows", Trace(), True, Estimate(0.8, 0.79, 0.81, 36), 0.011, 2.0, 1e-3, ())
     told = "by tuning: 1.25x (1.23 to 1.27) of the default, noise 1 %, 0 candidates"
     assert str(Choice(ChosenBy.MEASURED, found)) == told
+    one = replace(found, trials=(Trial(None, Trace(), "", found.found),))  # type: ignore[arg-type]
+    assert str(Choice(ChosenBy.MEASURED, one)).endswith("noise 1 %, 1 candidate")
 
 
 class Favourite:
@@ -250,7 +253,7 @@ def test_explain_tells_where_schedules_come_from(tmp_path: Path) -> None:
     assert plain.chosen == "by default" and "scheduled by default" in plain.show() and not plain.candidates
     report = torch_mlc.explain(f, x, options={**options, "tune": 1, "tune_budget": "1s"})
     (tuned,) = report.kernels
-    assert "candidates" in tuned.chosen and len(tuned.candidates) > 1 and "measured" in tuned.candidates[0]
+    assert "candidate" in tuned.chosen and len(tuned.candidates) > 1 and "measured" in tuned.candidates[0]
 
 
 def test_ranks_of_a_job_run_the_same_schedules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,13 @@ def few_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+# These start processes that import torch, which takes seconds.
+SLOW = {"subclasses::two_ranks", "threads::spawned_process_compiles"}
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=[pytest.mark.slow] * (c.name in SLOW), id=c.name) for c in CASES]
+)
 def test_mlc(case: Case) -> None:
     verdict = run_case(case, Subject("mlc", other_options={"numerics": "eager"}))
     assert verdict.status == "passed", f"{verdict.told}\n{case.trap}\n{verdict.details}"

@@ -1,6 +1,7 @@
 """What explain tells of a model, for this machine and for GPUs that are not here."""
 
 import importlib.util
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch.nn import functional as F
 
 import torch_mlc
 from torch_mlc.dynamo_backend.compiling import kernels
+from torch_mlc.dynamo_backend.reports.report import LibraryReport
 from torch_mlc.runtime.settings.options import OptionError
 
 
@@ -109,3 +111,43 @@ def test_what_a_model_has_on_the_host_stays_there_and_copies_run_beside_calls() 
     assert graph.peak_bytes == before.peak_bytes, "no memory is counted twice"
     (copy,) = (c for c in before.libraries if "_to_copy" in c.op)
     assert copy.seconds == pytest.approx((8e3 + 2048 * 2048 * 4 / 64) * 1e-9)
+
+
+def test_what_only_torchs_modules_run_is_told_by_its_layer() -> None:
+    """There is no line of the user's: a chain of layers has none."""
+    net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Sequential(torch.nn.Tanh(), torch.nn.LayerNorm(8)))
+    report = torch_mlc.explain(net, torch.randn(300, 8))
+    lines = {line for k in report.kernels for line in k.lines} | {
+        line for g in report.graphs for c in g.libraries for line in c.lines
+    }
+    assert {"layer 1.0 (Tanh)", "layer 1.1 (LayerNorm)"} <= lines and "layer 0 (Linear)" in lines
+    compiled = torch.compile(torch.nn.Sequential(torch.nn.Embedding(4, 8)), backend="mlc")
+    with pytest.raises(IndexError) as raised:
+        compiled(torch.tensor([9]))
+    assert raised.value.__notes__ == ["In the model: layer 0 (Embedding)"]
+
+
+def test_a_reason_tells_nothing_of_the_form_of_operands_unless_it_is_asked_for() -> None:
+    stop = "; nothing to read in packed form (b: a view (of rows) is read as it stands)"
+    call = LibraryReport("aten::mm.default", 1, f"matrix product: BLAS{stop}")
+    (graph,) = torch_mlc.explain(lambda x: x.sin(), torch.randn(300)).graphs
+    assert call.plain_reason == "matrix product: BLAS"
+    assert replace(call, reason="BLAS; nothing to read in packed form; by halves").plain_reason == "BLAS; by halves"
+    text = str(replace(graph, libraries=(call,)))
+    assert "  left to a library: aten::mm.default: matrix product: BLAS\n" in text and "packed form" not in text
+
+
+def test_a_legend_is_told_once() -> None:
+    """After the last graph that has it; each graph by itself has it too."""
+
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(x)
+        torch._dynamo.graph_break()
+        return torch.exp(y)
+
+    report = torch_mlc.explain(broken, torch.randn(300))
+    first, second = map(str, report.graphs)
+    assert first.count("ops: operations") == second.count("ops: operations") == 1
+    text = str(report)
+    assert text.count("ops: operations") == text.count("share: of the") == 1
+    assert text.index("fused_exp") < text.index("ops: operations")

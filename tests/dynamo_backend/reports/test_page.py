@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -141,6 +142,30 @@ def test_the_first_screen_says_what_runs(report: Report, seen: Seen) -> None:
 
 
 @in_browser
+def test_operations_have_names_that_people_say(seen: Seen) -> None:
+    """What PyTorch calls them inside is told where a row is opened; an op of the user's keeps its name."""
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU(), torch.nn.MaxPool2d(2))
+    report = torch_mlc.explain(net, torch.randn(2, 3, 16, 16), training=True)
+    texts = [body(seen(report, graph=str(k))).partition("In which order")[0] for k in range(2)]
+    assert "batch_norm" in texts[0] and "gradient of convolution" in texts[1] and "gradient of batch_norm" in texts[1]
+    for text in texts:
+        assert not re.findall(r"native_|_backward|with_indices|aten|::|\.default", text), text
+    kernel = next(k for k in report.graphs[0].kernels if "batch_norm" in k.name)
+    assert ", ".join(kernel.ops) in body(seen(report, open=kernel.name))
+    assert len(rows(seen(report, q="gradient of batch_norm", graph="1"))) >= 1
+
+
+@in_browser
+def test_an_operation_of_the_users_keeps_its_name(seen: Seen) -> None:
+    with torch.library._scoped_library("mlc_page", "DEF") as library:
+        library.define("mm_backward(Tensor x) -> Tensor")
+        library.impl("mm_backward", lambda x: x * 2, "CompositeExplicitAutograd")
+        torch.library.register_fake("mlc_page::mm_backward", torch.empty_like, lib=library)
+        report = torch_mlc.explain(lambda x: torch.ops.mlc_page.mm_backward(x) + 1, torch.randn(300))
+        assert "mlc_page::mm_backward" in body(seen(report))
+
+
+@in_browser
 def test_a_search_leaves_what_it_finds(report: Report, seen: Seen) -> None:
     everything = rows(seen(report))
     assert len(everything) == 3
@@ -221,3 +246,14 @@ def test_a_comparison_is_a_page(report: Report, seen: Seen) -> None:
     other = torch_mlc.explain(model, torch.randn(48, 64), torch.randn(64, 101))
     text = body(seen(torch_mlc.compare(report, other)))
     assert "Two reports compared" in text and "of 2 differ" in text and "read and written" in text
+
+
+@in_browser
+def test_a_little_more_time_to_compile_is_neither_good_nor_bad(report: Report, seen: Seen) -> None:
+    """Clocks differ from run to run by more; bytes do not."""
+    slower = [replace(g, times={n: 1.1 * s for n, s in g.times.items()}) for g in report.graphs]
+    html = seen(torch_mlc.compare(report, replace(report, graphs=tuple(slower))))
+    assert "1.100" in html and not re.findall(r'class="number (good|bad)"', html)
+    slower = [replace(g, times={n: 2 * s for n, s in g.times.items()}) for g in report.graphs]
+    html = seen(torch_mlc.compare(report, replace(report, graphs=tuple(slower))))
+    assert re.findall(r'class="number (good|bad)"', html) == ["bad"]

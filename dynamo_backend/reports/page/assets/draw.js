@@ -40,16 +40,39 @@ function short(text, most) {
   return text.length > most ? text.slice(0, most - 1) + "…" : text;
 }
 
-/** An operation without the library that it is of and the form of its arguments. */
+// Names of PyTorch's own that say how an operation is done, and not what it does.
+const SPOKEN = [
+  [/^((native|cudnn|miopen)_)?batch_norm(_.*)?$/, "batch_norm"],
+  [/^(native_)?(layer_norm|group_norm)$/, "$2"],
+  [/^scaled_dot_product_(.*_)?attention(_.*)?$/, "attention"],
+  [/^(mm|addmm|bmm|baddbmm|int_mm)$/, "matrix product"],
+  [/^linear_pointwise$/, "linear"],
+  [/^(mkldnn_)?convolution(_pointwise|_overrideable)?$/, "convolution"],
+  [/^(.*_pool\dd)_with_indices$/, "$1"],
+  [/^threshold$/, "relu"],
+  [/^embedding_dense$/, "embedding"],
+  [/^to_copy$/, "change of type"],
+  [/^clone$/, "copy"],
+  [/^pow$/, "power"],
+];
+
+/** An operation in a few words: without the library that it is of and the form of its arguments. Others' stay as they are. */
 function plainName(op) {
-  return op.replace(/^aten(::|\.)/, "").replace(/\.(default|Tensor|Scalar|int|self)$/, "");
+  if (!/^(aten|prims|mkldnn|mkldnn_prepacked|onednn)(::|\.)/.test(op) && /::|\./.test(op)) return op.replace(/\.default$/, "");
+  const name = op.replace(/^\w+::/, "").replace(/^aten\./, "").replace(/\..*$/, "").replace(/^_+/, "");
+  const back = /^(.+)_backward(_.*)?$/.exec(name), base = back ? back[1] : name;
+  const found = SPOKEN.find(([form]) => form.test(base));
+  const told = found ? base.replace(found[0], found[1]) : base;
+  return back ? `gradient of ${told}` : told;
 }
 
-/** What a kernel computes, in a few words. */
+/** What a kernel computes, in a few words and in its order: where there is room for some alone, arithmetic is left out first. */
 function operations(ops, most) {
-  const names = ops.map((op) => plainName(op));
-  const shown = names.slice(0, most).join(", ");
-  return names.length > most ? `${shown} and ${names.length - most} more` : shown;
+  const names = [...new Set(ops.map((op) => plainName(op)))];
+  const telling = names.filter((n) => !/^(add|sub|mul|div|neg|power|copy|change of type|where)$/.test(n));
+  const kept = new Set([...telling, ...names.filter((n) => !telling.includes(n))].slice(0, most));
+  const shown = names.filter((n) => kept.has(n)).join(", ");
+  return names.length > kept.size ? `${shown} and ${names.length - kept.size} more` : shown;
 }
 
 /** Memory over the calls of a run, as steps. */

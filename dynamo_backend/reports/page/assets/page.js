@@ -62,7 +62,7 @@ function workTable(graph, { timed, rows }) {
   for (const row of rows) {
     const line = make("tr", { class: "row", tabindex: 0, "aria-expanded": "false" },
       make("td", { class: "number" }, make("span", { class: `share ${row.kind}`, style: `width:${Math.max(2, 80 * row.share)}px` }), ` ${(100 * row.share).toFixed(row.share < 0.1 ? 1 : 0)} %`),
-      make("td", { class: "name" }, make("span", { class: `kind ${row.kind}`, title: KINDS[row.kind] }),
+      make("td", { class: "name what", title: (row.ops || [row.name]).join(", ") }, make("span", { class: `kind ${row.kind}`, title: KINDS[row.kind] }),
         row.kind === "kernel" ? operations(row.ops, 4) || row.name : plainName(row.name),
         row.error ? make("span", { class: "bad" }, " did not compile: PyTorch's operations run instead") : null),
       make("td", { class: "from wide" }, row.lines.length ? short(row.lines[0], 90) : "", row.lines.length > 1 ? ` and ${many(row.lines.length - 1, "more line")}` : ""),
@@ -88,7 +88,7 @@ function workTable(graph, { timed, rows }) {
 }
 
 function searched(row) {
-  return [row.name, ...(row.ops || []), ...row.lines, row.rule || "", ...(row.reasons || []), row.source || "", row.definition || ""].join("\n").toLowerCase();
+  return [row.name, ...(row.ops || []), ...(row.ops || [row.name]).map(plainName), ...row.lines, row.rule || "", ...(row.reasons || []), row.source || "", row.definition || ""].join("\n").toLowerCase();
 }
 
 function show(line, more, row, open) {
@@ -112,7 +112,7 @@ function kernelDetails(k) {
   const arrays = k.arrays.map((a) => make("tr", {}, make("td", {}, a.name), make("td", { class: "number" }, bytes(a.touched)),
     make("td", { class: "number" }, bytes(a.read)), make("td", { class: "number" }, bytes(a.written))));
   return [
-    make("p", {}, make("b", {}, k.name), `: ${many(k.calls, "run")}; ${operations(k.ops, 40)}`),
+    make("p", {}, make("b", {}, k.name), `: ${many(k.calls, "run")}; PyTorch's operations ${k.ops.join(", ")}`),
     k.lines.length ? make("div", { class: "from" }, k.lines.map((l) => make("div", {}, l))) : null,
     k.error ? make("p", { class: "bad" }, k.error) : null,
     k.notes.map((n) => make("p", { class: "quiet" }, `Computed here rather than by a library: ${n}`)),
@@ -159,7 +159,7 @@ function flow(graph, shares) {
       graph.results.includes(at) ? make("span", { class: "chip" }, "a result") : null,
       make("span", { class: "from" }, short(c.lines[c.lines.length - 1] || "", 110)),
       given ? make("span", { class: "from", title: c.inputs.join(", ") }, given) : null);
-    box.dataset.words = [c.name, ...c.lines, ...(k ? k.ops : [])].join("\n").toLowerCase();
+    box.dataset.words = [c.name, ...c.lines, ...(k ? k.ops : []), ...(k ? k.ops : [c.name]).map(plainName)].join("\n").toLowerCase();
     return box;
   });
   list.append(...boxes);
