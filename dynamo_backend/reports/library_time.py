@@ -11,6 +11,7 @@ from torch.utils.flop_counter import flop_registry
 
 from ...ir.expr.dtypes import DType
 from ...ir.graph.begun import TO_COPY, device_copies, is_begun_copy, is_wait
+from ...ir.graph.by_size import call_at
 from ...ir.graph.graph import Graph, Library, Ref, TensorType
 from ...ir.machine import Machine
 from ...ir.target import Target
@@ -31,6 +32,7 @@ def library_seconds(node: Library, graph: Graph, moved: int, target: Target) -> 
     A copy between devices takes its bytes at the rate of the link. One that is begun beside other calls, and a wait,
     count nothing: how much of it those hide is not predicted.
     """
+    node = call_at(node, graph.symbols.hint)
     if is_begun_copy(node) or is_wait(node):
         return 0.0
     copy = next((c for c in device_copies(graph).values() if c.call is node), None) if node.target == TO_COPY else None

@@ -11,6 +11,7 @@ import sympy
 from ...ir.expr.dtypes import DType
 from ...ir.expr.symbols import SymbolTable
 from ...ir.function.function import Callee, TensorFunction
+from ...ir.graph.by_size import call_at
 from ...ir.graph.effects import LINEAR
 from ...ir.graph.graph import CallRegion, CallTensor, Graph, Library, Node, Ref
 from ...ir.machine import Machine
@@ -74,7 +75,7 @@ class PlanTimes:
                 target, hint = self._target(node.types[0].device), graph.symbols.hint
                 return sum(self._of_kernel(called, tuple(map(hint, c.sizes)), target) for c in node.calls())
             case Library() if device := next((t.device for t in node.types if t is not None), ""):
-                machine = self._target(device).machine
+                machine, node = self._target(device).machine, call_at(node, graph.symbols.hint)
                 times = Times(graph, {**fusion.functions, **fusion.given}, machine)
                 return times.of(node) + _of_product(node, graph, machine)
         return 0.0

@@ -9,6 +9,7 @@ import torch
 
 from ..errors import IRError
 from .begun import WAIT_COPIES
+from .by_size import BY_SIZE
 from .graph import CallRegion, CallTensor, Library, Node, refs, uses
 from .slices import NOTHING
 
@@ -95,7 +96,7 @@ def has_effect(node: Node) -> bool:
     """Whether a node must run though nobody reads its result."""
     if isinstance(node, CallRegion):
         return any(map(has_effect, node.region.nodes))
-    if not isinstance(node, Library) or node.target in NOTHING:
+    if not isinstance(node, Library) or node.target in NOTHING or node.target == BY_SIZE:
         return False
     return node.refused or any(e in node.target for e in _EFFECTS) or _mutates(node.target)
 

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import flop_registry
 
 from ...ir.function.function import Callee, TensorFunction
 from ...ir.graph.begun import HOST, is_begun, is_begun_copy, is_wait
+from ...ir.graph.by_size import call_at
 from ...ir.graph.collectives import is_collective
 from ...ir.graph.effects import resolve_op, schema_of
 from ...ir.graph.graph import CallRegion, CallTensor, Graph, Library, Node, Ref, uses
@@ -56,6 +57,8 @@ class Times:
         Rings send what is larger, operands or results, past each device, less the share that it has: of large groups
         all of it (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009).
         """
+        if isinstance(node, Library):
+            node = call_at(node, self.graph.symbols.hint)
         moved = (self._bytes(uses(node)), self._bytes(node.names))
         match node:
             case Library() if is_wait(node):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ....ir.graph.by_size import forms_of
 from ....ir.graph.graph import Library, TensorType
 from ..steps.ops import MAKERS, out_overload
 
@@ -30,5 +31,8 @@ def least_result(target: str) -> int | None:
 
 def results_in_blocks(node: Library) -> tuple[TensorType, ...]:
     """The results of an op that may be blocks of the pool."""
+    if (forms := forms_of(node)) is not None:
+        found = (*results_in_blocks(forms.fewer), *results_in_blocks(forms.more))
+        return tuple(dict.fromkeys(found))
     least = least_result(node.target)
     return () if least is None else tuple(t for t in node.types if t is not None and may_be_block(t, least))

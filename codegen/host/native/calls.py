@@ -14,13 +14,14 @@ import sympy
 from ...kernel import EmitError
 from ..memory.blocks import least_result, may_be_block
 from ..python.text import HostFunction
+from ..steps.forms import step_forms
 from ..steps.kernel_use import Grid
 from ..steps.program import HostProgram
 from ..steps.resolved import Pointer, RunKernel
 from ..steps.step import Allocate, CallLibrary, HostStep
 from .body import Body
 from .frame import Frame
-from .shims import Array, Handle, Null, ShimCall, Shims, Word
+from .shims import Array, Handle, Null, ShimCall, Shims, Word, shim_call
 from .table import NOTHING, OBJECT, SIZE, TENSOR
 
 # So many arguments of a kernel are written out; more are copied by a loop.
@@ -149,6 +150,33 @@ class Calls:
         self.rescued(self.b.value(f"icmp ne i32 {status}, 0"), step, ())
 
     # --- ops ----------------------------------------------------------------------------------------------------------
+
+    def call_or_choose(self, step: CallLibrary) -> None:
+        """A call of an op, or where it has two forms by a size, of one of two."""
+        forms = step_forms(step)
+        if forms is None:
+            self.call_op(step)
+            return
+        self.b.acquire()  # both ends of the choice have the lock, as the beginning has
+        k = self.b.count
+        few = self.b.value(f"icmp slt i64 {self.b.size(forms.size)}, {forms.least}")
+        self.b.line(f"br i1 {few}, label %fewer{k}, label %more{k}")
+        known = dict(self.b.known)
+        for label, form in (("fewer", forms.fewer), ("more", forms.more)):
+            self.b.label(f"{label}{k}")
+            self.call_op(form)
+            self.b.acquire()
+            self.b.line(f"br label %chosen{k}")
+            self.b.known = dict(known)  # what one way computes is not there on the other
+        self.b.label(f"chosen{k}")
+
+    def call_op(self, step: CallLibrary) -> None:
+        call = shim_call(step.node, self.shims)
+        large = any(t.nbytes.is_Integer for t in step.blocks)
+        if call is None or ((step.over or large) and not call.out):  # Python asks for blocks
+            self.python(step, step.node.names)
+        else:
+            self.library(step, call)
 
     def library(self, step: CallLibrary, call: ShimCall) -> None:
         node = step.node

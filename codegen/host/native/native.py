@@ -40,7 +40,7 @@ from .body import Body
 from .calls import GATHER, Calls
 from .frame import plan_frame
 from .launch import CONTEXT_AT, MOST_POINTERS
-from .shims import Shims, shim_call
+from .shims import Shims
 from .table import DIES, ELEMENT_SHIFT, IS_SIZE, IS_TENSOR, NOTHING, OBJECT, OPAQUE, SIZE, UNUSED
 
 ENTRY = "mlc_host"
@@ -169,16 +169,11 @@ class _Emitter(Calls):
                 self.launch(step)
             case RunKernel(KernelUse(grid=Grid() as grid)) if not python_launches(step):
                 self.launch_on_gpu(step, grid)
-            case CallLibrary(node, _, over, blocks):
-                call = shim_call(node, self.shims)
+            case CallLibrary(node, _, over):
                 for result, made in zip(node.names, node.types, strict=True):
                     if made is not None:
                         self.bind(result, self.names[over] if over else result)
-                large = any(t.nbytes.is_Integer for t in blocks)
-                if call is None or ((over or large) and not call.out):  # Python asks for blocks
-                    self.python(step, node.names)
-                else:
-                    self.library(step, call)
+                self.call_or_choose(step)
             case RunKernel() | LimitMemory():
                 self.python(step, ())
             case CheckLayout(name, kind, op):

@@ -14,6 +14,7 @@ from itertools import pairwise
 from ....ir.graph.graph import CONSTANT, MADE_SIZE, GraphOutput
 from ...kernel import EmitError
 from ..memory.blocks import least_result
+from ..steps.forms import step_forms
 from ..steps.ops import nests, returns_sequence
 from ..steps.program import HostProgram
 from ..steps.resolve import each, every, with_sizes
@@ -249,6 +250,16 @@ class _Printer(Words):
         self.line(call, step.comment)
 
     def library(self, step: CallLibrary) -> None:
+        if (forms := step_forms(step)) is not None:
+            self.line(f"if {self.size(forms.size)} < {forms.least}:", step.comment)
+            outside, self.indent = self.indent, f"{self.indent}    "
+            self.library(forms.fewer)
+            self.indent = outside
+            self.line("else:")
+            self.indent = f"{outside}    "
+            self.library(forms.more)
+            self.indent = outside
+            return
         node, comment, over = step.node, step.comment, step.over
         results = [self.name(n) for n in node.names]
         args = [self.literal(a) for a in node.args] + [f"{k}={self.literal(v)}" for k, v in node.kwargs]

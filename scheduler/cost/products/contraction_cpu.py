@@ -10,6 +10,7 @@ fuse with what is around them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -101,10 +102,16 @@ def _weighed(decomposed: bool, told: str, packed: tuple[bool, bool], loops: floa
 def onednn_multiplies(rows: int, inner: int, columns: int, machine: Machine) -> bool:
     """Whether oneDNN multiplies plain matrices of float32 faster than BLAS, where that has narrower vectors than the
     processor: MKL, on one of another company."""
-    if machine.is_gpu or machine.blas >= 1.0 or rows < ONEDNN_ROWS:
-        return False
-    spared = (1.0 - machine.blas) * 2.0 * rows * inner * columns / machine.matmul
-    return spared > ONEDNN_CALL * machine.launch
+    least = onednn_rows(inner, columns, machine)
+    return least is not None and rows >= least
+
+
+def onednn_rows(inner: int, columns: int, machine: Machine) -> int | None:
+    """The rows from which it does; None where it never does."""
+    if machine.is_gpu or machine.blas >= 1.0 or not inner * columns:
+        return None
+    spared = (1.0 - machine.blas) * 2.0 * inner * columns / machine.matmul
+    return max(ONEDNN_ROWS, math.floor(ONEDNN_CALL * machine.launch / spared) + 1)
 
 
 def onednn_times(rows: int, inner: int, columns: int, machine: Machine) -> tuple[float, float] | None:

@@ -7,19 +7,26 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import sympy
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import torch_mlc
 from torch_mlc.dynamo_backend.entry.capture import capture
 from torch_mlc.dynamo_backend.importing.importer import import_graph
+from torch_mlc.ir.expr.dtypes import DType
+from torch_mlc.ir.expr.symbols import Size, SymbolTable
+from torch_mlc.ir.graph.by_size import BY_SIZE, call_at, forms_of
 from torch_mlc.ir.graph.effects import LINEAR, opaque_operand
 from torch_mlc.ir.graph.facts import names_in
-from torch_mlc.ir.graph.graph import Graph, IRModule, Library, Node
+from torch_mlc.ir.graph.graph import Graph, Input, IRModule, Library, Node, Ref, TensorType
 from torch_mlc.ir.target import Target, usual_target
+from torch_mlc.ir.text.parser import parse
+from torch_mlc.ir.text.printer import show
 from torch_mlc.ir.verify.verify import verify
 from torch_mlc.scheduler.context import PassContext
-from torch_mlc.scheduler.cost.products.contraction_cpu import onednn_multiplies
+from torch_mlc.scheduler.cost.products.contraction_cpu import onednn_multiplies, onednn_rows
 from torch_mlc.scheduler.passes.products import multiply_by_onednn as module
 from torch_mlc.scheduler.passes.products.multiply_by_onednn import onednn_product
 
@@ -134,4 +141,100 @@ def test_a_training_step_multiplies_by_onednn(monkeypatch: pytest.MonkeyPatch, d
             model.zero_grad()
         for have, want in zip(*found, strict=True):
             torch.testing.assert_close(have, want, rtol=1e-4, atol=1e-5 * float(want.abs().max()))
-    assert seen.count(LINEAR) >= 4
+    assert seen.count(LINEAR) + seen.count(BY_SIZE) >= 4
+
+
+SIZE = sympy.Symbol("s0", integer=True, nonnegative=True)
+
+
+def of_rows(size: Size, numerics: str = "fast", bias: bool = False) -> tuple[Node, ...]:
+    """A product ``[s0, 512] @ [512, 256]`` for a size of rows, as what calls libraries."""
+    one, inner, columns = sympy.S.One, sympy.Integer(512), sympy.Integer(256)
+    x, w, y = (
+        TensorType(shape, (shape[1], one), DType.FLOAT32)
+        for shape in ((SIZE, inner), (inner, columns), (SIZE, columns))
+    )
+    added = (Input("c", TensorType((columns,), (one,), DType.FLOAT32)),) if bias else ()
+    args = (*(Ref(i.name) for i in added), Ref("x"), Ref("w"))
+    node = Library(("y",), (y,), f"aten::{'addmm' if bias else 'mm'}.default", args)
+    graph = Graph("g", (Input("x", x), Input("w", w), *added), (node,), ("y",), SymbolTable((size,)))
+    found = module.multiply_by_onednn(graph, PassContext(numerics, lambda device: WIDE))
+    verify(IRModule({"g": found}, "g"))
+    assert parse(show(IRModule({"g": found}, "g"))) == IRModule({"g": found}, "g")
+    return found.nodes
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("hint", [1, 8, 64, 4096])
+def test_rows_that_vary_are_either_librarys_whatever_is_typical(hint: int, bias: bool) -> None:
+    least = onednn_rows(512, 256, WIDE.machine)
+    assert least is not None and not onednn_multiplies(least - 1, 512, 256, WIDE.machine)
+    assert onednn_multiplies(least, 512, 256, WIDE.machine)
+    *_, call = of_rows(Size(SIZE, 1, None, 1, hint), bias=bias)
+    forms = forms_of(call)
+    assert forms is not None and (forms.size, forms.least) == (SIZE, least)
+    assert (forms.fewer.target, forms.more.target) == (f"aten::{'addmm' if bias else 'mm'}.default", LINEAR)
+    assert forms.fewer.args[-1] == Ref("w") and call_at(call, lambda e: least - 1) == forms.fewer
+
+
+def test_rows_that_vary_on_one_side_are_one_librarys() -> None:
+    least = onednn_rows(512, 256, WIDE.machine)
+    assert least is not None
+    targets = [
+        of_rows(size)[-1].target
+        for size in (Size(SIZE, least, None), Size(SIZE, 1, least - 1), Size(SIZE, 1, None, 1, 4, least - 1))
+    ]
+    assert targets == [LINEAR, "aten::mm.default", "aten::mm.default"]
+    assert of_rows(Size(SIZE, 1, None, 1, 64), "eager")[-1].target == "aten::mm.default"
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
+@pytest.mark.parametrize("host", ["python", "native"])
+@pytest.mark.parametrize("layers", [1, 6])
+def test_a_program_calls_either_by_the_number_of_rows(monkeypatch: pytest.MonkeyPatch, layers: int, host: str) -> None:
+    """One graph for rows around the border, with values that are no numbers; layers that are alike are a loop."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    machine = replace(WIDE.machine, launch=WIDE.machine.launch / 8)
+    monkeypatch.setattr("torch_mlc.ir.target._machine", lambda target: machine)
+    weights = [torch.randn(192, 192) / 14 for _ in range(2 * layers)]
+    bias = torch.randn(192)
+    least = onednn_rows(192, 192, machine)
+    assert least is not None and 4 <= least < 40
+
+    def model(x: Tensor, bias: Tensor, *weights: Tensor) -> Tensor:
+        for up, down in zip(weights[::2], weights[1::2], strict=True):
+            x = torch.sin(torch.nn.functional.linear(torch.sin(x) @ up, down, bias))
+        return x
+
+    x = torch.randn(least + 5, 192)
+    torch._dynamo.mark_dynamic(x, 0)
+    report = torch_mlc.explain(model, x, bias, *weights, options={"cache": False, "regions": 0})
+    assert f"if {report.graphs[0].program.partition('if ')[2].split(' ')[0]} < {least}:" in report.graphs[0].program
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="mlc", fullgraph=True, options={"cache": False, "host_program": host})
+    for rows in (least + 5, 2, 3, least - 1, least, least + 1, 300, 2):
+        x = torch.randn(rows, 192)
+        torch._dynamo.mark_dynamic(x, 0)
+        for one in (x, torch.where(x > 3.0, float("inf"), x), torch.where(x > 3.0, float("nan"), x)):
+            with torch._dynamo.config.patch(error_on_recompile=True):
+                found = compiled(one, bias, *weights)
+            wanted = model(one.double(), bias.double(), *map(Tensor.double, weights))
+            assert found.stride() == (192, 1)
+            torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
+@pytest.mark.parametrize("host", ["python", "native"])
+def test_large_results_of_either_lie_in_blocks(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    torch._dynamo.reset()
+    machine = WIDE.machine
+    monkeypatch.setattr("torch_mlc.ir.target._machine", lambda target: machine)
+    w = torch.randn(64, 8 << 10)
+    least = onednn_rows(64, 8 << 10, machine)
+    assert least is not None and least < 280
+    compiled = torch.compile(lambda x, w: x @ w, backend="mlc", options={"cache": False, "host_program": host})
+    for rows in (300, least - 1, least, 1100, 20):
+        x = torch.randn(rows, 64)
+        torch._dynamo.mark_dynamic(x, 0)
+        torch.testing.assert_close(compiled(x, w).double(), x.double() @ w.double(), rtol=1e-4, atol=1e-3)
