@@ -107,6 +107,10 @@ def stencil_scratch(machine: Machine) -> int:
     return min(STENCIL_SCRATCH, machine.l2_bytes // STENCIL_PART)
 
 
+# Operations on a result of a product from which on they are done in lanes: an exponential has about so many.
+DEAR_RESULT = 12
+
+
 def sums_in_registers(machine: Machine) -> int:
     """Accumulators of a product."""
     return 24 if has_more_registers(machine) else 12

@@ -16,7 +16,7 @@ from ....ir.expr.value import IndexValue, flops, is_value, walk
 from ....ir.nest.hints import CASCADE, CHAIN, FACTOR
 from ....ir.nest.loops import AxisKind, Block, LoopNest, Store, Update
 from ....ir.target import Target
-from ...cost.cpu_kernels import PANEL_ROWS, PANEL_TILE, panel_vectors, product_tile, sums_in_registers
+from ...cost.cpu_kernels import DEAR_RESULT, PANEL_ROWS, PANEL_TILE, panel_vectors, product_tile, sums_in_registers
 from ...schedule.schedule import Schedule
 from ..analysis import NestShape, Reach, analyse
 from ..registry import Params, Rule, Value
@@ -24,8 +24,6 @@ from .common import choose_width, is_long, merge_rows, parallel_roots, run_lengt
 
 # Packed elements of one word: as many loops at most are written out.
 MOST_PACKED = 8
-# Operations on a result from which on they are done in lanes: an exponential has about so many.
-DEAR = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +155,7 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
 def _is_dear(nest: LoopNest) -> bool:
     """Whether what is made of results takes about as long as some terms of them do, so that it is done in lanes."""
     made = (s.value for b in analyse(nest).blocks if not b.is_reduction for s in b.body if isinstance(s, Store))
-    return any(flops(v) >= DEAR for v in made)
+    return any(flops(v) >= DEAR_RESULT for v in made)
 
 
 def _together(nest: LoopNest, extent: sympy.Expr, sums: int) -> int:
