@@ -121,6 +121,11 @@ def panel_vectors(machine: Machine) -> int:
     return machine.l1_bytes // PANEL_PART // (2 * machine.vector_bytes)
 
 
+def dear_columns(machine: Machine) -> int:
+    """Columns whose results are made in lanes, where that is dear and a product's weight lies along the sum."""
+    return 8 if has_more_registers(machine) else 4
+
+
 def product_tile(machine: Machine) -> tuple[int, int]:
     """Rows and columns whose sums are in registers at a time, where a product's weight lies along the sum. One vector
     of a column is in a register beside them, and those of the rows."""

@@ -19,21 +19,27 @@ from ...ir.nest.loops import Buffer
 
 
 def join_divided(function: TensorFunction) -> TensorFunction:
-    """The function with such pairs of dimensions as one each."""
+    """The function with such dimensions as one each, of inputs that are then read without quotients and remainders."""
     written = {o.buffer.name for o in function.outputs}
     for buffer in function.inputs:
-        current: Buffer | None = buffer if buffer.name not in written else None
-        while current is not None:
-            joined = _joined(function, current)
-            function, current = (function, None) if joined is None else joined
+        if buffer.name not in written and any(map(_is_divided, _sites(function, buffer.name))):
+            found = function
+            current: Buffer | None = buffer
+            while current is not None:
+                joined = _joined(found, current)
+                found, current = (found, None) if joined is None else joined
+            if not any(map(_is_divided, _sites(found, buffer.name))):
+                function = found
     return function
+
+
+def _is_divided(site: tuple[Index, ...]) -> bool:
+    return any(divisions(i) for i in site if not is_value(i))
 
 
 def _joined(function: TensorFunction, buffer: Buffer) -> tuple[TensorFunction, Buffer] | None:
     """The function with one pair of a buffer's dimensions joined, and the buffer; None where there is none."""
     sites = list(dict.fromkeys(_sites(function, buffer.name)))
-    if not any(divisions(i) for s in sites for i in s if not is_value(i)):
-        return None
     extents = {d.var: d.extent for d in function.dims}
     if any(isinstance(e, Load) and e.buffer == buffer.name for s in sites for i in s if is_value(i) for e in walk(i)):
         return None  # an element is chosen by another one
@@ -43,6 +49,8 @@ def _joined(function: TensorFunction, buffer: Buffer) -> tuple[TensorFunction, B
             continue
         if any(is_value(i) for site in sites for i in (site[high], site[low])):
             continue
+        if not any(site[high].free_symbols & site[low].free_symbols for site in sites):
+            continue  # no number is taken apart
         whole = {s: simplify(sympy.expand(s[high] * size + s[low]), extents, function.symbols) for s in sites}
         if any(divisions(i) >= divisions(s[high]) + divisions(s[low]) for s, i in whole.items()):
             continue

@@ -16,7 +16,15 @@ from ....ir.expr.value import IndexValue, flops, is_value, walk
 from ....ir.nest.hints import CASCADE, CHAIN, FACTOR
 from ....ir.nest.loops import AxisKind, Block, LoopNest, Store, Update
 from ....ir.target import Target
-from ...cost.cpu_kernels import DEAR_RESULT, PANEL_ROWS, PANEL_TILE, panel_vectors, product_tile, sums_in_registers
+from ...cost.cpu_kernels import (
+    DEAR_RESULT,
+    PANEL_ROWS,
+    PANEL_TILE,
+    dear_columns,
+    panel_vectors,
+    product_tile,
+    sums_in_registers,
+)
 from ...schedule.schedule import Schedule
 from ..analysis import NestShape, Reach, analyse
 from ..registry import Params, Rule, Value
@@ -142,7 +150,7 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
         rows = min(most if roles.is_across else PANEL_TILE, nest.symbols.hint(many))
         columns = min(4 if rows == 1 else beside, sums // rows) if roles.is_across else 1
         if roles.is_across and rows > 1 and _is_dear(nest):
-            columns = 8 if sums >= 16 else 4
+            columns = dear_columns(target.machine)
             rows = min(rows, sums // columns)
     wide = 2 if rows * columns * 2 <= sums else 1
     return {
@@ -173,7 +181,7 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     assert roles is not None
     rows, columns, wide = int(params["rows"]), int(params["columns"]), int(params["wide"])
     shared = 0
-    dear = columns & (columns - 1) == 0 and columns > 2 and _is_dear(schedule.nest)
+    dear = columns == dear_columns(target.machine) and _is_dear(schedule.nest)
     for name in schedule.get_blocks():
         place = ProductLoops(schedule, name)
         outer = [place.take(v) for v in (*roles.batch, *roles.columns[:-1])]
