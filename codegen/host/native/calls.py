@@ -13,8 +13,8 @@ import sympy
 
 from ...kernel import EmitError
 from ..memory.blocks import least_result, may_be_block
+from ..memory.forms import step_forms
 from ..python.text import HostFunction
-from ..steps.forms import step_forms
 from ..steps.kernel_use import Grid
 from ..steps.program import HostProgram
 from ..steps.resolved import Pointer, RunKernel

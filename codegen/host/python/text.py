@@ -14,7 +14,7 @@ from itertools import pairwise
 from ....ir.graph.graph import CONSTANT, MADE_SIZE, GraphOutput
 from ...kernel import EmitError
 from ..memory.blocks import least_result
-from ..steps.forms import step_forms
+from ..memory.forms import step_forms
 from ..steps.ops import nests, returns_sequence
 from ..steps.program import HostProgram
 from ..steps.resolve import each, every, with_sizes

@@ -8,8 +8,8 @@ import sympy
 
 from ....ir.graph.by_size import forms_of
 from ....ir.graph.graph import Library
-from ..memory.blocks import results_in_blocks
-from .step import CallLibrary
+from ..steps.step import CallLibrary
+from .blocks import results_in_blocks
 
 
 @dataclass(frozen=True, slots=True)
