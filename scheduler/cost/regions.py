@@ -12,7 +12,7 @@ LEAST_SHARE, LEAST_SAVED, LEAST_SAVED_GPU = 0.08, 20e3, 5e3
 MOST_VARIANTS = 4
 # Sizes at which rules and decisions begin to differ, beside one row, a vector: more than few rows, as decoding has them
 # and as one pass over a weight multiplies, and rows that occupy a machine.
-FEW, MANY = 16, 256
+FEW, MANY = 17, 256
 CUTS = (FEW, MANY)
 
 

@@ -279,5 +279,5 @@ def test_a_wrong_setting_is_refused_with_what_is_right() -> None:
 
 
 def test_cuts_know_their_text() -> None:
-    assert str(Cuts()) == "=1,16,256" and str(Cuts((), (), 1)) == "one"
+    assert str(Cuts()) == "=1,17,256" and str(Cuts((), (), 1)) == "one"
     assert at_cuts(choose.sympy.Symbol("s0"), ()).number == 0  # type: ignore[union-attr]
