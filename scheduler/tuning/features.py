@@ -46,7 +46,9 @@ RULES = (
     "gpu_plain",
 )  # fmt: skip
 # Rules that came later, and are told by the place of one that does the same work.
-ALIKE = {"cpu_product_tiles": "cpu_contraction", "cpu_dot_products": "cpu_contraction"}
+ALIKE = {
+    "cpu_product_tiles": "cpu_contraction", "cpu_dot_products": "cpu_contraction", "gpu_small": "gpu_scatter",
+}  # fmt: skip
 # Hints of buffers are counted, those of names by the sign of what they say.
 _HINTS = (*NUMBERS, *(h.name for h in HINTS.values() if h.of_buffer))
 # What of the rule's own schedule, before edits, a draft's features hold.

@@ -76,10 +76,10 @@ def interpreted(interpreter: Any, fusion: Fusion, inputs: tuple[Tensor, ...]) ->
                 rules.append(schedule.rule)
                 source = emit_triton(schedule.nest, SM90)
                 own = dict(zip(source.symbols, (int(e.xreplace(sizes)) for e in node.sizes), strict=True))
-                inputs_of = fusion.functions[node.function].inputs
+                buffers = schedule.nest.buffers
                 given = {
-                    b.name: array(made[a].reshape([size(n, own) for n in b.shape]))
-                    for b, a in zip(inputs_of, node.args, strict=True)
+                    b.name: array(made[a].reshape([size(n, own) for n in buffers[b.name].shape]))
+                    for b, a in zip(fusion.functions[node.function].inputs, node.args, strict=True)
                 }
                 found = interpreter.run(source, schedule.nest.outputs, given, own)
                 for name, kind, out in zip(node.names, node.types, schedule.nest.outputs, strict=True):

@@ -61,6 +61,7 @@ PROGRAMS: Mapping[str, Program] = {
                            [((8192, 256), FULL), ((8192,), WORDS), ((1000, 256), FULL)]),
     "gpu_segments": Program(lambda x, at, out: out.index_add(0, at, x),
                             [((16384, 768), HALF), ((16384,), WORDS), ((50257, 768), HALF)]),
+    "gpu_small": Program(lambda x, y: (x.sin(), y.cos()), [((16, 1024), HALF), ((3, 700), HALF)]),
     "gpu_stencil": Program(lambda x: F.max_pool2d(x, 3, 2, 1), [((32, 64, 112, 112), HALF)]),
     "gpu_filters": Program(lambda x, w: F.conv2d(x, w, padding=1, groups=96),
                            [((32, 96, 56, 56), HALF), ((96, 1, 3, 3), HALF)], training=True),

@@ -207,6 +207,8 @@ def test_every_rule_is_reached(attention_functions: ModuleType, attention_gradie
     reached = {default_schedule(lower_to_loops(f), target).rule for f in backward for target in TARGETS.values()}
     # By the programs of calls/test_block_rows.py, and by those of dynamo_backend/quantize.
     reached |= {"cpu_row_blocks", "cpu_dot_products"}
+    # By the programs of codegen/triton/test_cache_writes.py.
+    reached |= {"gpu_small"}
     for rows in (3, 30):
         heads = attention_functions.Sizes(m=rows, d=16, e=16)
         attention = lower_to_loops(attention_functions.attention(attention_functions.PLAIN, heads))
