@@ -17,13 +17,16 @@ from tests.scheduler.cost.test_decisions import Program, imported, planned
 from torch_mlc.codegen.kernel import KernelSource
 from torch_mlc.codegen.triton.emit import emit_triton
 from torch_mlc.dynamo_backend.compiling.lighter import fitting_code
+from torch_mlc.dynamo_backend.compiling.pass_lists import context_of
 from torch_mlc.ir.expr.dtypes import DType
 from torch_mlc.ir.nest.loops import LoopNest
 from torch_mlc.ir.target import Target, gpu_target
 from torch_mlc.runtime.compile.kernels import KernelCode, compile_source, gpu_binary
+from torch_mlc.runtime.settings.options import Options
 from torch_mlc.runtime.triton.compile import resource_report
 from torch_mlc.runtime.triton.report import ResourceReport
 from torch_mlc.runtime.triton.worker_pool import worker_pool
+from torch_mlc.scheduler.calls.join_small import join_small
 from torch_mlc.scheduler.functions.lower import lower_to_loops
 from torch_mlc.scheduler.fusion.scatter import begin_apart
 from torch_mlc.scheduler.rules import RULES, default_schedule, design_space
@@ -79,6 +82,8 @@ SPILLS: Mapping[tuple[str, str], int] = {}
 def nests(name: str) -> tuple[LoopNest, ...]:
     """The kernels of a program, as they are lowered for one GPU."""
     fusions = [begin_apart(planned(g, SM90)) for g in imported(PROGRAMS[name], "cuda")]
+    if name == "gpu_small":
+        fusions = [join_small(f, context_of(Options(target="cuda:sm_90"))) for f in fusions]
     return tuple(lower_to_loops(f) for fusion in fusions for f in fusion.functions.values())
 
 
