@@ -6,10 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ...ir.expr.value import rename_loads
-from ...ir.function.function import Output, Stage, TensorFunction
+from ...ir.function.function import TensorFunction
 from ...ir.graph.graph import CallTensor, Graph, Node
-from ...ir.nest.loops import Buffer
 from ...ir.target import updates_in_order
 from ..context import PassContext
 from ..cost.calls import MOST_JOINED, UNIFIED_BYTES
@@ -17,6 +15,7 @@ from ..functions.function_table import FunctionTable
 from ..functions.scalars import is_elementwise
 from ..fusion.fusion import Fusion
 from .horizontal import Tables
+from .joined_parts import JoinedParts
 
 
 def join_points(fusion: Fusion, context: PassContext) -> Fusion:
@@ -55,34 +54,11 @@ class _Points(Tables):
     def joined(self, calls: list[Node], table: FunctionTable) -> CallTensor:
         members = [c for c in calls if isinstance(c, CallTensor)]
         functions = [self.functions[c.function] for c in members]
-        args = list(dict.fromkeys(a for c in members for a in c.args))
-        names = {a: f"in{k}" for k, a in enumerate(args)}
-        inputs: dict[str, Buffer] = {}
-        stages: list[Stage] = []
-        outputs: list[Output] = []
+        parts = JoinedParts(members)
         for c, f in zip(members, functions, strict=True):
-            given = {b.name: names[a] for a, b in zip(c.args, f.inputs, strict=True)}
-            inputs |= {given[b.name]: replace(b, name=given[b.name]) for b in f.inputs}
-            made = [r for s in f.stages for r in s.results]
-            before = sum(len(s.results) for s in stages)
-            results = {r: f"t{before + k}" for k, r in enumerate(made)}
-            for s in f.stages:
-                values = tuple(rename_loads(v, given | results) for v in s.values)
-                own = tuple(results[r] for r in s.results)
-                stages.append(replace(s, values=values, results=own, into=results[s.into] if s.into else ""))
-            outputs += [replace(o, buffer=inputs[given[o.buffer.name]], result=results[o.result]) for o in f.outputs]
-        function = replace(
-            functions[0], inputs=tuple(inputs[n] for n in names.values()), outputs=tuple(outputs), stages=tuple(stages)
-        )
-        return replace(
-            members[0],
-            names=tuple(n for c in members for n in c.names),
-            types=tuple(t for c in members for t in c.types),
-            function=table.enter(function),
-            args=tuple(args),
-            origins=tuple(dict.fromkeys(o for c in members for o in c.origins)),
-            into=tuple(t for c in members for t in c.into),
-        )
+            parts.add(c, f, {})  # they have the same dimensions
+        function = replace(functions[0], inputs=parts.inputs, outputs=tuple(parts.outputs), stages=tuple(parts.stages))
+        return parts.call(function, table)
 
 
 __all__ = ["join_points"]

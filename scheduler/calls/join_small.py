@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from ...ir.expr.value import rename_loads, substitute_index, symbol
-from ...ir.function.function import Dim, Output, Stage, TensorFunction
+from ...ir.expr.value import symbol
+from ...ir.function.function import Dim, TensorFunction
 from ...ir.graph.graph import CallTensor, Graph, Node
-from ...ir.nest.loops import Buffer
 from ...ir.target import updates_in_order
 from ..context import PassContext
 from ..cost.calls import JOINED_BYTES, MOST_JOINED, MOST_JOINED_ADDRESSES
@@ -20,6 +19,7 @@ from ..functions.lower import substitute_single_uses
 from ..functions.scalars import is_elementwise
 from ..fusion.fusion import Fusion
 from .horizontal import Tables
+from .joined_parts import JoinedParts
 
 
 def join_small(fusion: Fusion, context: PassContext) -> Fusion:
@@ -70,24 +70,29 @@ class _Small(Tables):
         members = [c for c in calls if isinstance(c, CallTensor)]
         # What writes over arguments has its rows, and comes first: outputs of its own come behind all inputs.
         members.sort(key=lambda c: not self.functions[c.function].scatters)
-        args = list(dict.fromkeys(a for c in members for a in c.args))
-        parts = _JoinedParts({a: f"in{k}" for k, a in enumerate(args)})
+        parts = JoinedParts(members)
+        extra: list[Dim] = []
         for c in members:
-            parts.add(c, self.functions[c.function])
+            own, moved = _apart(self.functions[c.function], len(extra))
+            parts.add(c, own, moved)
+            extra += [replace(d, var=moved[d.var]) for d in (own.extra if own.scatters else own.rows)]
         first = self.functions[members[0].function]
         function = TensorFunction(
-            first.name, first.rows if first.scatters else (), (), tuple(parts.inputs[n] for n in parts.names.values()),
-            tuple(parts.outputs), tuple(parts.stages), extra=tuple(parts.extra),
+            first.name, first.rows if first.scatters else (), (), parts.inputs, tuple(parts.outputs),
+            tuple(parts.stages), extra=tuple(extra),
         )  # fmt: skip
-        return replace(
-            members[0],
-            names=tuple(n for c in members for n in c.names),
-            types=tuple(t for c in members for t in c.types),
-            function=table.enter(function),
-            args=tuple(args),
-            origins=tuple(dict.fromkeys(o for c in members for o in c.origins)),
-            into=tuple(t for c in members for t in c.into or (None,) * len(c.names)),
-        )
+        return parts.call(function, table)
+
+
+def _apart(function: TensorFunction, before: int) -> tuple[TensorFunction, dict[sympy.Symbol, sympy.Symbol]]:
+    """A function whose stages say over which dimensions they are, and what those are called behind some others."""
+    if function.scatters:
+        own = function.extra
+    else:
+        function = substitute_single_uses(function)
+        own, axes = function.rows, tuple(d.var for d in function.rows)
+        function = replace(function, stages=tuple(replace(s, axes=axes) for s in function.stages))
+    return function, {d.var: symbol(f"x{before + k}") for k, d in enumerate(own)}
 
 
 def _is_small(function: TensorFunction) -> bool:
@@ -105,47 +110,6 @@ def _is_small(function: TensorFunction) -> bool:
         return False
     leaving = {o.result for o in function.outputs}
     return function.scatters or all(s.results[0] in leaving for s in substitute_single_uses(function).stages)
-
-
-@dataclass(slots=True)
-class _JoinedParts:
-    """What a function is made of that does what several do; ``names`` are those of inputs, by argument."""
-
-    names: dict[str, str]
-    inputs: dict[str, Buffer]
-    stages: list[Stage]
-    outputs: list[Output]
-    extra: list[Dim]
-
-    def __init__(self, names: dict[str, str]) -> None:
-        self.names, self.inputs, self.stages, self.outputs, self.extra = names, {}, [], [], []
-
-    def add(self, call: CallTensor, function: TensorFunction) -> None:
-        """Take up what a call does: element-wise work over dimensions of its own."""
-        f = function if function.scatters else substitute_single_uses(function)
-        given = {b.name: self.names[a] for a, b in zip(call.args, f.inputs, strict=True)}
-        self.inputs |= {given[b.name]: replace(b, name=given[b.name]) for b in f.inputs}
-        before, fresh = sum(len(s.results) for s in self.stages), len(self.outputs)
-        results = {r: f"t{before + k}" for k, r in enumerate(r for s in f.stages for r in s.results)}
-        own = f.extra if f.scatters else f.rows
-        moved = {d.var: symbol(f"x{len(self.extra) + k}") for k, d in enumerate(own)}
-        self.extra += [replace(d, var=moved[d.var]) for d in own]
-        for s in f.stages:
-            axes = s.axes if f.scatters else tuple(d.var for d in f.rows)
-            self.stages.append(
-                replace(
-                    s,
-                    results=tuple(results[r] for r in s.results),
-                    values=tuple(substitute_index(rename_loads(v, given | results), moved) for v in s.values),
-                    axes=None if axes is None else tuple(moved[v] for v in axes),
-                    into=results[s.into] if s.into else "",
-                )
-            )
-        for k, o in enumerate(f.outputs):
-            name = given.get(o.buffer.name)
-            buffer = self.inputs[name] if name is not None else replace(o.buffer, name=f"out{fresh + k}")
-            indices = tuple(i.xreplace(moved) for i in o.indices)
-            self.outputs.append(Output(buffer, results[o.result], indices))
 
 
 __all__ = ["join_small"]
