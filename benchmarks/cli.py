@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from .deploy.run_deploy import USUAL, pythons_option, run_deploy, runtimes_option, settings_of
+from .deploy.run_deploy import USUAL, DeploySettings, pythons_option, run_deploy, runtimes_option
 from .kernels.case import VARIANTS
 from .kernels.registry import KERNELS
 from .machine import Roofline, describe_machine, measure_roofline
@@ -32,9 +32,10 @@ from .run_models import MODES, meant, run_model
 from .run_target import TARGET_SUITES, run_target, tell_changed
 from .run_tuning import run_tuning, tuning_options
 from .schema import CaseResult, Report, resume_report
+from .stats import CLOCKS
 from .steps import Keep, begun, newest, run_steps, stamp
 from .table import print_report
-from .timing import CLOCKS, TimingSettings
+from .timing import TimingSettings
 
 # Nodes of the graphs of scaling.
 NODES = (100, 300, 1000, 3000, 10000)
@@ -194,6 +195,8 @@ def main(
     Writes a table to the terminal, and a JSON with every sample and a PNG to the folder of results. The exit status is
     1 where a peer failed or its numbers are worse than the limit.
     """
+    if device == "cuda" and suite == "deploy":
+        raise click.BadParameter("deploy runs models on the CPU alone", param_hint="--device")
     if device == "cuda" and not torch.cuda.is_available():
         raise click.BadParameter("torch sees no GPU; use --device cpu", param_hint="--device")
     # A pipe or file has no width of its own, and rich's 80 columns would cut every cell of these tables.
@@ -262,13 +265,13 @@ def main(
         "flush": timing.flush,
         "clock": timing.clock,
     }
-    deployed, told_of = settings_of(runtimes, pythons, timing)
+    deployed = DeploySettings(runtimes, pythons, torch.get_num_threads(), timing)
     modes = MODES if mode == "both" else (mode,)
     report = Report(
         suite=suite,
         device=device,
         machine=describe_machine(device),
-        settings={"size": size, **told_of} if suite == "deploy" else settings,
+        settings={"size": size, **deployed.told} if suite == "deploy" else settings,
         roofline=None,
         **begun(),
     )

@@ -1,14 +1,19 @@
-"""Statistics of samples: medians with quartiles, geometric means of ratios, the order of interleaved rounds."""
+"""Samples and their statistics: clocks, the order of interleaved rounds, medians with quartiles, geometric means of
+ratios. Processes without torch use it too."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+# Calls before the first that is timed, at least and at most.
+LEAST_WARM, MOST_WARM = 3, 1000
 
 
 class Spread(NamedTuple):
@@ -74,3 +79,19 @@ def calls_for(seconds_per_call: float, least_seconds: float) -> int:
     if seconds_per_call <= 0:
         return 10_000
     return min(10_000, max(1, math.ceil(least_seconds / seconds_per_call)))
+
+
+def seconds_each(call: Callable[[], object], calls: int, now: Callable[[], float]) -> float:
+    """Mean seconds of some calls, one after another."""
+    start = now()
+    for _ in range(calls):
+        call()
+    return (now() - start) / calls
+
+
+def warm(call: Callable[[], object], seconds: float) -> None:
+    """Call for so many seconds of the wall's clock, and some times at least."""
+    count, start = 0, time.perf_counter()
+    while count < LEAST_WARM or (count < MOST_WARM and time.perf_counter() - start < seconds):
+        call()
+        count += 1

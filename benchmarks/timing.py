@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 
-from .stats import calls_for, interleave
+from .stats import CLOCKS, calls_for, interleave, seconds_each, warm
 
 Call = Callable[[], object]
 
@@ -28,9 +27,6 @@ class TimingSettings:
     warmup_s: float = 0.05
     flush: bool = False
     clock: str = "wall"
-
-
-CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 @dataclass(slots=True)
@@ -63,10 +59,7 @@ class Clock:
         if self.flusher.numel():
             return sum(self._flushed(call, calls)) / calls
         if not self.cuda:
-            start = self.now()
-            for _ in range(calls):
-                call()
-            return (self.now() - start) / calls
+            return seconds_each(call, calls, self.now)
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         self.synchronize()
         begin.record()
@@ -99,14 +92,13 @@ class Clock:
 
 def warm_up(clock: Clock, call: Call, settings: TimingSettings) -> int:
     """Call for ``warmup_s`` and at least three times; returns the calls that one sample needs."""
-    clock.synchronize()
-    count, start = 0, time.perf_counter()
-    while count < 3 or time.perf_counter() - start < settings.warmup_s:
+
+    def whole() -> None:
         call()
         clock.synchronize()
-        count += 1
-        if count >= 1000:
-            break
+
+    clock.synchronize()
+    warm(whole, settings.warmup_s)
     return calls_for(clock.time(call, 2), settings.least_s)
 
 

@@ -8,8 +8,8 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,19 @@ class DeploySettings:
     threads: int
     timing: TimingSettings
 
+    @property
+    def told(self) -> dict[str, object]:
+        """Those that decide figures, for the results."""
+        timing = self.timing
+        return {
+            "runtimes": list(self.runtimes),
+            "threads": self.threads,
+            "rounds": timing.rounds,
+            "least_s": timing.least_s,
+            "warmup_s": timing.warmup_s,
+            "clock": timing.clock,
+        }
+
 
 class RuntimeFailure(RuntimeError):
     """What a runtime said when it failed, or how its process ended."""
@@ -52,7 +65,6 @@ class RuntimeProcess:
     """A process with one model under one runtime."""
 
     def __init__(self, runtime: str, folder: Path, settings: DeploySettings) -> None:
-        self.runtime = runtime
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(settings.threads))
         command = [settings.pythons.get(runtime, sys.executable), "-m", "benchmarks.deploy.worker", runtime]
         with (folder / "stderr").open("w") as errors:
@@ -91,16 +103,6 @@ class RuntimeProcess:
             self._process.wait()
 
 
-@contextmanager
-def process(runtime: str, folder: Path, settings: DeploySettings) -> Iterator[RuntimeProcess]:
-    """A process that ends with the block."""
-    made = RuntimeProcess(runtime, folder, settings)
-    try:
-        yield made
-    finally:
-        made.close()
-
-
 def run_deploy(spec: ModelSpec, size: Size, settings: DeploySettings) -> CaseResult:
     """One model in float32 under every runtime. One that fails has its error in its result and is not timed."""
     model = spec.build(size).eval()
@@ -113,16 +115,19 @@ def run_deploy(spec: ModelSpec, size: Size, settings: DeploySettings) -> CaseRes
     result = CaseResult(spec.name, size, "inference", "float32", weights)
     with tempfile.TemporaryDirectory(prefix="mlc_bench_") as root, ExitStack() as stack:
         running: dict[str, RuntimeProcess] = {}
+        given = Path(root, "program.pt2"), Path(root, "inputs.npz")
+        torch.export.save(program, given[0])
+        np.savez(given[1], **arrays)
         for runtime in settings.runtimes:
             outcome = result.peers[runtime] = PeerResult()
             folder = Path(root) / runtime
             folder.mkdir()
-            torch.export.save(program, folder / "program.pt2")
-            np.savez(folder / "inputs.npz", **arrays)
+            for file in given:
+                (folder / file.name).hardlink_to(file)
             try:
-                with process(runtime, folder, settings) as writer:
+                with closing(RuntimeProcess(runtime, folder, settings)) as writer:
                     written = writer.ask("write", threads=settings.threads)
-                opened = stack.enter_context(process(runtime, folder, settings))
+                opened = stack.enter_context(closing(RuntimeProcess(runtime, folder, settings)))
                 told = opened.ask("open", threads=settings.threads)
             except RuntimeFailure as error:
                 outcome.error = str(error)
@@ -150,7 +155,8 @@ def take(running: Mapping[str, RuntimeProcess], result: CaseResult, timing: Timi
             return None
 
     for name in running:
-        told = ask(name, "sample", clock=timing.clock, calls=0)
+        warmed = ask(name, "warm_up", seconds=timing.warmup_s)
+        told = ask(name, "sample", clock=timing.clock, calls=2) if warmed is not None else None
         if told is not None:
             result.peers[name].calls_per_sample = calls_for(told["seconds"], timing.least_s)
     for order in interleave(list(running), timing.rounds) if running else ():
@@ -203,16 +209,7 @@ def pythons_option(_: click.Context, __: click.Parameter, given: Sequence[str]) 
     return result
 
 
-def settings_of(
-    runtimes: Sequence[str], pythons: Mapping[str, str], timing: TimingSettings
-) -> tuple[DeploySettings, dict[str, object]]:
-    """The settings of a run, and those of them that decide figures."""
-    threads = torch.get_num_threads()
-    told = {"runtimes": list(runtimes), "threads": threads, "rounds": timing.rounds, "clock": timing.clock}
-    return DeploySettings(runtimes, pythons, threads, timing), told
-
-
 __all__ = [
     "RUNTIMES", "USUAL", "DeploySettings", "RuntimeFailure", "RuntimeProcess", "pythons_option", "run_deploy",
-    "runtimes_option", "settings_of",
+    "runtimes_option",
 ]  # fmt: skip

@@ -1,9 +1,9 @@
 """A process with one exported model: ``python -m benchmarks.deploy.worker RUNTIME FOLDER`` does what each line of its
 standard input asks for, as JSON, and answers each by a line.
 
-``write`` exports the program in the folder, ``open`` loads what was written and calls it once, ``sample`` times calls,
-and ``memory`` tells the most that the process has held. Nothing is imported that the runtime does not need itself: a
-library is called without torch.
+``write`` exports the program in the folder, ``open`` loads what was written and calls it once, ``warm_up`` and then
+``sample`` call and time it, and ``memory`` tells the most that the process has held. Nothing is imported that the
+runtime does not need itself: a library is called without torch.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
-# Seconds of calls before any is timed.
-WARMUP_S = 0.05
+from ..stats import CLOCKS, seconds_each, warm
 
 
 class Worker:
@@ -42,30 +40,22 @@ class Worker:
 
     def open(self, threads: int) -> Mapping[str, Any]:
         """Load and call once: seconds of importing, and of the rest. The results lie in the folder afterwards."""
-        started = time.perf_counter()
         inputs = self.runtime.inputs(self.folder)
-        given = time.perf_counter()
+        started = time.perf_counter()
         self.call = self.runtime.load(self.folder, inputs, threads)
         results = self.call()
-        seconds = time.perf_counter() - given
+        seconds = time.perf_counter() - started
         self.runtime.keep(self.folder, results)
-        return {"import_s": self.import_s, "inputs_s": given - started, "open_s": seconds}
+        return {"import_s": self.import_s, "open_s": seconds}
+
+    def warm_up(self, seconds: float) -> Mapping[str, Any]:
+        """Call for some seconds."""
+        warm(self.call, seconds)
+        return {}
 
     def sample(self, clock: str, calls: int) -> Mapping[str, Any]:
-        """Mean seconds of some calls; as many as there is time for where it is none, to be warm and to learn how long
-        one takes."""
-        now, call = CLOCKS[clock], self.call
-        if not calls:
-            end = time.perf_counter() + WARMUP_S
-            count = 0
-            while count < 3 or time.perf_counter() < end:
-                call()
-                count += 1
-            calls = 2
-        start = now()
-        for _ in range(calls):
-            call()
-        return {"seconds": (now() - start) / calls}
+        """Mean seconds of some calls."""
+        return {"seconds": seconds_each(self.call, calls, CLOCKS[clock])}
 
     def memory(self) -> Mapping[str, Any]:
         """The most bytes of memory that the process has held."""

@@ -26,8 +26,13 @@ class CostRow:
     lines: tuple[str, ...] = ()
 
 
-# What the words of the table mean, but for the share, which is of time or of bytes.
+# What the words of the table mean; the share is of time or of bytes.
+_SHARES = tuple(
+    f"  share: of the {of}. moves: bytes to and from memory, in all runs; least: the fewest that could be."
+    for of in ("bytes moved", "predicted time")
+)
 _WORDS = "  ops: operations on numbers. workload: the name by which a kernel is tuned and scheduled by hand."
+_LEGEND = frozenset({*_SHARES, _WORDS})
 
 
 def cost_lines(rows: Sequence[CostRow]) -> list[str]:
@@ -56,12 +61,7 @@ def cost_lines(rows: Sequence[CostRow]) -> list[str]:
             f"{r.rule:{rule}}  {r.workload:{workload}}  "
         )
         lines.append((start + origin_text(r.lines, max(WIDTH - len(start), _LEAST_ORIGIN))).rstrip())
-    of = "predicted time" if timed else "bytes moved"
-    return [
-        *lines,
-        f"  share: of the {of}. moves: bytes to and from memory, in all runs; least: the fewest that could be.",
-        _WORDS,
-    ]
+    return [*lines, _SHARES[timed], _WORDS]
 
 
 def legends_once(texts: Sequence[str]) -> list[str]:
@@ -70,9 +70,8 @@ def legends_once(texts: Sequence[str]) -> list[str]:
     said: set[str] = set()
     for text in reversed(texts):
         lines = text.splitlines()
-        legends = {line for line in lines if line == _WORDS or line.startswith("  share: of the ")}
-        kept.append("\n".join(line for line in lines if line not in legends & said))
-        said |= legends
+        kept.append("\n".join(line for line in lines if line not in said))
+        said |= _LEGEND.intersection(lines)
     return kept[::-1]
 
 

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.cli import main
-from benchmarks.deploy.run_deploy import run_deploy, settings_of
+from benchmarks.deploy.run_deploy import DeploySettings, run_deploy
 from benchmarks.models.registry import MODELS
 from benchmarks.schema import from_json
 from benchmarks.timing import TimingSettings
@@ -40,7 +40,7 @@ def test_a_run_is_written(tmp_path: Path) -> None:
 
 
 def test_a_model_that_changes_its_arguments_is_given_them_anew_by_each_runtime() -> None:
-    settings, _ = settings_of(("eager", "library"), {}, TimingSettings("cpu", 1, least_s=1e-4))
+    settings = DeploySettings(("eager", "library"), {}, 1, TimingSettings("cpu", 1, least_s=1e-4))
     result = run_deploy(MODELS["llama_decode"], "tiny", settings)
     assert [p.error for p in result.peers.values()] == [None, None]
     assert all(p.accuracy is not None and p.accuracy["ok"] for p in result.peers.values())
@@ -72,6 +72,7 @@ def test_runtimes_that_fail_leave_the_others_theirs(tmp_path: Path) -> None:
     ("args", "text"),
     [
         (["--runtimes", "eager,tvm"], "there is no runtime 'tvm'; give eager, compiled"),
+        (["--device", "cuda"], "deploy runs models on the CPU alone"),
         (["--runtimes", ","], "there is no runtime ','"),
         (["--python", "onnxruntime=/nowhere/python"], "no RUNTIME=PATH"),
         (["--python", "/usr/bin/python3"], "no RUNTIME=PATH"),

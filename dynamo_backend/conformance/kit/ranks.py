@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from .errors import NotApplicable, Violation, expect
+from .processes import started
 from .subject import Subject
 
 
@@ -45,21 +45,10 @@ def group_of_two(subject: Subject, program: Callable[[Subject, Any], None]) -> N
     them does not end within twice the subject's patience.
     """
     _gloo()
-    context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
-        ranks = []
-        for rank in range(2):
-            mine, theirs = context.Pipe(duplex=False)
-            words = (rank, str(Path(folder, "store")), subject.name, dict(subject.options), subject.patience, program)
-            ranks.append((context.Process(target=_rank, args=(*words, theirs), daemon=True), mine))
-            ranks[-1][0].start()
-            theirs.close()
-        try:
-            _answers([answer for _, answer in ranks], 2 * subject.patience)
-        finally:
-            for process, _ in ranks:
-                process.kill()
-                process.join()
+        store, words = str(Path(folder, "store")), (subject.name, dict(subject.options), subject.patience, program)
+        with started(_rank, [(rank, store, *words) for rank in range(2)]) as ranks:
+            _answers(ranks, 2 * subject.patience)
 
 
 def _answers(ranks: list[Connection], patience: float) -> None:
