@@ -15,7 +15,7 @@ from ...ir.expr.value import Cast, Expr, Load, always_rounded, cast, loads, rewr
 from ...ir.function.function import Dim, Output, Stage, TensorFunction
 from ...ir.graph.graph import CallTensor, Compute, Origin, Reduction, node_values
 from ..facts.fusion_nodes import simplify_value
-from .chain import Chain, is_total, row_axes, told
+from .chain import Chain, is_contraction, is_total, row_axes, told
 from .outlined import Parameters, function_name
 
 
@@ -131,8 +131,11 @@ class ChainFunctionWriter:
         results = tuple(self.results[n] for n in m.names)
         return Stage(results, values, True, monoid, m.origins, axes, self.over.get(name), role=self._role(m))
 
-    def _role(self, m: Compute | Reduction) -> Role:
+    def _role(self, m: Compute | Reduction) -> Role | None:
+        """What a stage does for attention; None where the chain reads scores that others make."""
         s = self.chain
+        if not any(isinstance(n, Reduction) and is_contraction(n) for n in s.nodes[: s.nodes.index(s.starts[0])]):
+            return None
         if m in s.starts:
             assert isinstance(m, Reduction)
             if is_total(m):

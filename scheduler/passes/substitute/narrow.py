@@ -195,10 +195,10 @@ def _read_in(value: Expr, names: Sequence[str], parts: dict[int, _Segment]) -> E
 def _made_in(node: Made, values: tuple[Expr, ...], parts: dict[int, _Segment], table: SymbolTable) -> Made:
     """The node over a part of its elements."""
     shape = tuple(parts[d].size if d in parts else n for d, n in enumerate(node.types[0].shape))
-    env = {
-        a: (a if parts[d].size != 1 else sympy.S.Zero) + parts[d].start for d, a in enumerate(node.axes) if d in parts
-    }
-    found = Definitions(Graph("part", (), (), (), table), dict(zip(node.axes, shape, strict=True)))
+    env = {a: a + parts[d].start for d, a in enumerate(node.axes) if d in parts}
+    # An axis of one element keeps its name, so that what is read element by element still is.
+    extents = {a: n for a, n in zip(node.axes, shape, strict=True) if n != 1}
+    found = Definitions(Graph("part", (), (), (), table), extents)
     moved = tuple(found.moved(v, tuple(env), tuple(env.values())) for v in values)
     types = tuple(replace(t, shape=shape, strides=contiguous_strides(shape)) for t in node.types)
     made = _with_values(node, moved)

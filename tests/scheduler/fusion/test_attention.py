@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -333,6 +334,21 @@ def test_a_nan_of_weights_is_that_of_an_element(run: Any) -> None:
 def test_scores_of_no_product_stay() -> None:
     reason = refusal(lambda q, k, v: torch.softmax((q @ k.mT).cumsum(-1), -1) @ v, *qkv(B))
     assert "attention stays apart: its scores are not one product of matrices" in reason
+
+
+def test_scores_that_are_read_elsewhere_are_made_apart(run: Any) -> None:
+    """What combines them then says nothing of attention, for it makes no scores."""
+    graph = rewritten(lambda q, k, v: attend(q @ k.mT, v), inputs := qkv(B, m=1))
+    (scores,) = (n for n in graph.nodes if isinstance(n, Reduction) and n.monoid.name == "sum")
+    graph = replace(graph, outputs=(*graph.outputs, scores.names[0]))
+    fusion = fuse(graph)
+    verify(fusion.module)
+    (attention,) = (f for f in fusion.functions.values() if f.extra)
+    assert all(s.role is None for s in attention.stages)
+    result, made = run(fusion, {n: lower_to_loops(f) for n, f in fusion.functions.items()}, arguments(graph, inputs))
+    q, k, v = (t.double() for t in inputs)
+    torch.testing.assert_close(result.double(), attend(q @ k.mT, v), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(made.double().view(B, 1, N), q @ k.mT, rtol=1e-5, atol=1e-5)
 
 
 def test_targets_without_a_rule_for_it_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

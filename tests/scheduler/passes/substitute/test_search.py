@@ -14,12 +14,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import torch_mlc
 from tests.scheduler.passes.substitute.exact import numbers, run_exact
+from torch_mlc.ir.expr.role import Role
 from torch_mlc.ir.graph.facts import names_in
 from torch_mlc.ir.graph.graph import Compute, Graph, IRModule
 from torch_mlc.ir.text.printer import show
 from torch_mlc.ir.verify.verify import verify
 from torch_mlc.scheduler.context import USUAL
-from torch_mlc.scheduler.passes import substitute
+from torch_mlc.scheduler.fusion.fuse import fuse
+from torch_mlc.scheduler.passes import GRAPH_PASSES, substitute
 from torch_mlc.scheduler.passes.products.operands import product_of
 from torch_mlc.scheduler.passes.substitute import search
 from torch_mlc.scheduler.passes.substitute.parts import MOST_NODES, GraphKeys, parts_of
@@ -146,3 +148,22 @@ def test_queries_nobody_reads_are_not_computed() -> None:
     verify(IRModule({"main": changed}))
     batched = [n for n in changed.nodes if (p := product_of(n)) is not None and p.rank == 3]
     assert len(batched) == 2 and all(n.types[0].shape[1] == 1 for n in batched)
+
+
+def test_attention_of_the_queries_that_are_read_is_one_kernel() -> None:
+    """A class token: the scores of its row alone are still made where they are combined."""
+
+    def first(x: Tensor, w: Tensor, out: Tensor, bias: Tensor, up: Tensor) -> Tensor:
+        q, k, v = (x @ w).view(2, 17, 3, 2, 16).permute(2, 0, 3, 1, 4)
+        y = torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(34, 32)
+        return (x + torch.addmm(bias, y, out).view(2, 17, 32)).tanh()[:, 0] @ up
+
+    shapes = [(2, 17, 32), (32, 96), (32, 32), (32,), (32, 128)]
+    graph = imported(first, *map(torch.zeros, shapes))
+    for step in GRAPH_PASSES:
+        graph = step.run(graph, USUAL) if step.applies(USUAL) else graph
+    module = fuse(graph).module
+    verify(module)
+    (attention,) = (f for f in module.functions.values() if f.name.startswith("attention"))
+    assert attention.rows[2].extent == 1
+    assert {s.role for s in attention.stages} >= {Role.SCORE, Role.STATE}
