@@ -188,8 +188,9 @@ def stored_graph(
     say(options.log, "cache", lambda: f"{name}: program of {counted(record['launches'], 'kernel')} found")
     say(options.log, "timing", lambda: f"{name}: {timer}")
     taken, kept = tuple(record["overridden"]), Program(record, tuple(c for c in codes.values() if c is not None), host)
-    locked = tuple(map(str, record.get("lock", ())))
-    return CompiledGraph(name, told, call, timer, overridden=taken, key=key, kept=kept, capture=capture, lock=locked)
+    return CompiledGraph(
+        name, told, call, timer, overridden=taken, key=key, kept=kept, capture=capture, lock=_lock_of(record)
+    )
 
 
 def _stored_variants(
@@ -224,8 +225,12 @@ def dispatching(
     taken = tuple(dict.fromkeys(o for v in variants for o in v.overridden))
     return CompiledGraph(
         name, told, call, timer, stages, taken, key=key, kept=kept, capture=variants[-1].capture, python=python,
-        variants=variants,
+        variants=variants, lock=_lock_of(record),
     )  # fmt: skip
+
+
+def _lock_of(record: Mapping[str, Any]) -> LockLines:
+    return tuple(map(str, record.get("lock", ())))
 
 
 def with_values(call: Boxed, recipe: Recipe | None, name: str) -> Boxed:

@@ -207,11 +207,12 @@ def job_of(
     frozen: FrozenInputs = NOTHING_FROZEN,
     whole: bool = False,
     scope: LockScope | None = None,
+    devices: Sequence[str] = (),
 ) -> GraphJob:
     """What AOTAutograd asks to be compiled, which is at work on it: after the rewrites, in place, of ATen graphs, and
     with what is known of its inputs and results. What does not change between calls is taken out of it, but not of what
     is to be ``whole``; parameters and buffers that do not change are ``frozen``. ``scope`` is what a lock file calls
-    the graph of Dynamo's."""
+    the graph of Dynamo's; ``devices`` are those that it will be moved to, where it is made on others."""
     name = get_aot_graph_name()
     _LOG.debug("compiling %s of %d nodes", name, len(gm.graph.nodes))
     _donate_nothing()
@@ -223,7 +224,7 @@ def job_of(
             sources = frozen.sources(gm, _metadata(), kind)
             lock = scope.graph(kind, gm) if scope is not None else None
             fixed = lock is not None and settings.lock_mode == "use"
-            ways = lock.open(gm, settings, devices_of(gm)).ways if lock is not None and fixed else None
+            ways = lock.open(gm, settings, devices or devices_of(gm)).ways if lock is not None and fixed else None
             decider = Decider(settings.decisions or DecisionOverrides(), locked=ways)
             context = AtenContext(
                 settings, _metadata() if kind != "backward" else None, frozen=frozenset(n.name for n in sources),

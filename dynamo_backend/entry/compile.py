@@ -22,6 +22,7 @@ from ...runtime.timing import PhaseTimer
 from ...scheduler.decisions import DecisionError, DecisionRecord
 from ...scheduler.error import ScheduleError
 from ...scheduler.fusion.fusion import Fusion
+from ...scheduler.regions.choose import REGIONS
 from ..aten_passes.context import AtenContext
 from ..aten_passes.rounding.numerics import wholly_kept
 from ..aten_passes.views.negations import lazy_inputs
@@ -34,10 +35,11 @@ from ..compiling.pass_lists import pass_lists, runner_of
 from ..compiling.plans import Plan, plan_of
 from ..compiling.tuning import by_default
 from ..importing.regions import regions_of, taken_apart
+from ..locking.decided import condition_text, decided_programs, planned_text
 from ..locking.decided import decided as lines_of_lock
 from ..locking.graph_lock import GraphLock, OpenLock
 from ..searching.search import GraphSearch
-from ..variants.choose import planned_variants
+from ..variants.choose import PlannedVariants, planned_variants
 from ..variants.dispatch import with_dispatch
 from .graph_cache import GraphCache
 
@@ -97,7 +99,7 @@ def compile_graph(
             known = cache.find() or _locked(job, cache, decided, opened)
     if opened is not None:
         with timer.phase("lock"):
-            opened.settle(known.lock)
+            opened.settle(known.lock, [v.lock for v in known.variants])
     return known
 
 
@@ -140,13 +142,13 @@ def _compiled(
         search.search()
         job = replace(job, decider=search.decider)
         plan = plan_of(job, cache.key)
-        parted = planned_variants(job, cache.key, plan)
+        parted = planned_variants(job, cache.key, plan, opened)
         if parted is not None:
             made = [
-                _made(v.job, v.plan, decided, search, cache.of_variant(k), opened)
+                _made(v.job, v.plan, decided, search, cache.of_variant(k), v.lock)
                 for k, v in enumerate(parted.variants)
             ]  # fmt: skip
-            return with_dispatch(job, cache, plan, parted, made)
+            return with_dispatch(job, cache, plan, parted, made, _told_programs(job, plan, parted, decided, opened))
         return _made(job, plan, decided, search, cache, opened)
 
 
@@ -195,10 +197,30 @@ def _made(
     )
 
 
+def _told_programs(
+    job: Job, plan: Plan, parted: PlannedVariants, decided: tuple[DecisionRecord, ...], opened: OpenLock | None
+) -> LockLines:
+    """What a lock file says of a graph of several programs, beside what it says of each; nothing without one."""
+    if opened is None:
+        return ()
+    with job.timer.phase("lock"):
+        asked = job.decider.records if job.decider is not None else ()
+        records = (*decided, *(r for r in asked if r.kind == REGIONS))
+        table = plan.imported.symbols
+        programs = {
+            condition_text(v.region, table): planned_text(v.job.within, table) if v.job.within != v.region else ""
+            for v in parted.variants
+        }
+        return tuple(decided_programs(records, opened.names, programs, opened.settings))
+
+
 def _told_lock(job: Job, stages: Stages, opened: OpenLock | None) -> LockLines:
     """What a lock file says of a graph; nothing without one."""
     if opened is None:
         return ()
+    if opened.is_of_program:  # what was decided before is told of the graph, not of each of its programs
+        own = job.decider.records if job.decider is not None else ()
+        stages = replace(stages, decisions=tuple(r for r in own if r.kind != REGIONS))
     with job.timer.phase("lock"):
         return tuple(lines_of_lock(stages, opened.names, job.gm, job.saved, opened.settings))
 

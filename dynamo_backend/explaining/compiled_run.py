@@ -67,7 +67,7 @@ def run_and_compile(
         fake_mode_of(call, leaves) or contextlib.nullcontext(),
         torch.set_grad_enabled(training),
     ):
-        keeper = _Keeper(settings, kept, late=elsewhere)
+        keeper = _Keeper(settings, kept, late=elsewhere, devices=("cuda:0",) if elsewhere and not faked else ())
         try:
             result = torch.compile(call, backend=keeper.backend, dynamic=dynamic, **ISOLATED)(*args, **kwargs)
         except BackendCompilerFailed as error:
@@ -91,11 +91,13 @@ ISOLATED: Mapping[str, Any] = {"isolate_recompiles": True} if "isolate_recompile
 
 @dataclass(slots=True)
 class _Keeper:
-    """The backend of one run. With ``late`` graphs are kept to be compiled after it."""
+    """The backend of one run. With ``late`` graphs are kept to be compiled after it, for the ``devices`` that they are
+    moved to."""
 
     settings: Options
     kept: KeptTensors
     late: bool
+    devices: tuple[str, ...] = ()
     graphs: list[CompiledGraph] = field(default_factory=list)
     jobs: list[GraphJob] = field(default_factory=list)
     # Of each graph, which of Dynamo's it is of and what of it.
@@ -110,7 +112,7 @@ class _Keeper:
         def part(graph: fx.GraphModule, inputs: Sequence[Any], *, kind: str, **of: Any) -> Callable[..., Any]:
             eager = fx.GraphModule(graph, copied_graph(graph.graph))
             self.kinds.append((number, kind))
-            self.take(job_of(graph, inputs, settings=self.settings, kind=kind, **of))
+            self.take(job_of(graph, inputs, settings=self.settings, kind=kind, devices=self.devices, **of))
             return make_boxed_func(eager.forward)
 
         return function_of_graph(gm, example_inputs, self.settings, self.kept, part)

@@ -10,6 +10,7 @@ import sympy
 from torch import fx
 
 from ...ir.expr.dtypes import DType
+from ...ir.expr.size_regions import SizeRegion
 from ...ir.expr.symbols import SymbolTable
 from ...ir.expr.value import Cast, walk
 from ...ir.graph.facts import makers_of
@@ -29,15 +30,16 @@ from ...ir.graph.graph import (
 )
 from ...ir.graph.slices import NOTHING
 from ...scheduler.decisions import ChosenFor, DecisionRecord
+from ...scheduler.regions.choose import ONE, REGIONS
 from ..compiling.compiled import Stages
 from ..compiling.kernels import KernelBuild, ScheduleTold
-from .lock_text import CALLS, DECISIONS, SAVED, SCHEDULES, SETTINGS, LockLine
+from .lock_text import CALLS, DECISIONS, PROGRAMS, SAVED, SCHEDULES, SETTINGS, LockLine
 from .names import GRAPH, LayerNames, NodeNames
 
 # Digits of the hash of a kernel before it is scheduled.
 DIGITS = 16
 # What by cost is always so where it can be: told only where it is otherwise, since the calls tell the rest.
-USUAL = {"fuse": "together", "unite": "together", "launch": "shared"}
+USUAL = {"fuse": "together", "unite": "together", "launch": "shared", REGIONS: ONE}
 _WHO = {
     ChosenFor.COST: "", ChosenFor.LOCK: "", ChosenFor.OVERRIDE: ", by hand", ChosenFor.MEASURED: ", by search",
     ChosenFor.RECORDED: ", by search",
@@ -55,10 +57,37 @@ def decided(
         SETTINGS: [LockLine(s) for s in settings],
         CALLS: list(told.calls()),
         SAVED: [LockLine(n) for n in _saved(gm, names, saved)],
-        DECISIONS: list(told.decisions()),
+        DECISIONS: list(_decisions(stages.decisions, told.layers, told.roundings())),
         SCHEDULES: list(told.schedules()),
     }
+    return _written(parts)
+
+
+def decided_programs(
+    records: Iterable[DecisionRecord], names: NodeNames, programs: Mapping[str, str], settings: Sequence[str]
+) -> list[str]:
+    """The lines of the section of a graph of several programs, each of which has a section of its own: what was decided
+    for the graph. ``programs`` are the conditions on their sizes, and what is told of other sizes that they were
+    planned for."""
+    return _written({
+        SETTINGS: [LockLine(s) for s in settings],
+        PROGRAMS: [LockLine(c, (LockLine(p),) if p else ()) for c, p in programs.items()],
+        DECISIONS: list(_decisions(records, LayerNames(names, None))),
+    })  # fmt: skip
+
+
+def _written(parts: Mapping[str, Sequence[LockLine]]) -> list[str]:
     return [text for name, below in parts.items() if below for text in LockLine(name, tuple(below)).written(1)]
+
+
+def condition_text(region: SizeRegion, table: SymbolTable) -> str:
+    """The sizes that a program is for, numbered as in types."""
+    return region.renamed(_numbered(table)).text
+
+
+def planned_text(region: SizeRegion, table: SymbolTable) -> str:
+    """That a program was planned for a region."""
+    return f"planned for {condition_text(region, table) if region.literals else 'all sizes'}"
 
 
 def _saved(gm: fx.GraphModule, names: NodeNames, saved: int | None) -> Iterator[str]:
@@ -188,28 +217,7 @@ class _SectionWriter:
     def size(self, size: sympy.Expr | int) -> str:
         return size_text(size, self.stages.fusion.graph.symbols)
 
-    # --- decisions ------------------------------------------------------------------------------------------------
-
-    def decisions(self) -> Iterator[LockLine]:
-        """Decisions by place, places in the order of the model."""
-        found: dict[str, dict[str, None]] = {}
-        for record in self.stages.decisions:
-            if record.kind == "schedules":  # which are told as they are
-                continue
-            for at, beside in zip(record.at, record.beside or ("",) * len(record.at), strict=True):
-                if USUAL.get(record.kind) != record.chosen:
-                    for place, text in self.each(record, at, beside):
-                        found.setdefault(place, {})[text] = None
-        for place, text in self.roundings():
-            found.setdefault(place, {})[text] = None
-        for place in sorted(found, key=lambda p: (self.names.rank(p), p)):
-            yield LockLine(place, tuple(LockLine(text) for text in sorted(found[place])))
-
-    def each(self, record: DecisionRecord, at: str, beside: str) -> Iterator[tuple[str, str]]:
-        """A decision at all places that it stands for."""
-        for by in self.layers.each(at):
-            other = f" (with {self.layers.of(beside, by)})" if beside else ""
-            yield self.layers.of(at, by), f"{record.kind}: {record.chosen}{other}{_WHO[record.source]}"
+    # --- roundings and schedules ----------------------------------------------------------------------------------
 
     def roundings(self) -> Iterator[tuple[str, str]]:
         """Which conversions to half types round at once, and which only what is stored."""
@@ -222,8 +230,6 @@ class _SectionWriter:
                     for by in self.layers.each(node.names[0]):
                         yield self.layers.of(node.names[0], by), text
 
-    # --- schedules ------------------------------------------------------------------------------------------------
-
     def schedules(self) -> Iterator[LockLine]:
         """The schedule of each kernel, in the order of their hashes."""
         known = {s.workload: s for b in self.stages.kernels.values() if (s := told_schedule(b)) is not None}
@@ -233,6 +239,31 @@ class _SectionWriter:
                 f"{workload[:DIGITS]} on {schedule.target}: {schedule.rule}, {schedule.by}",
                 tuple(map(LockLine, schedule.steps)),
             )
+
+
+def _decisions(
+    records: Iterable[DecisionRecord], layers: LayerNames, more: Iterable[tuple[str, str]] = ()
+) -> Iterator[LockLine]:
+    """Decisions by place, places in the order of the model, and what ``more`` is told of places."""
+    found: dict[str, dict[str, None]] = {}
+    for record in records:
+        if record.kind == "schedules":  # which are told as they are
+            continue
+        for at, beside in zip(record.at, record.beside or ("",) * len(record.at), strict=True):
+            if USUAL.get(record.kind) != record.chosen:
+                for place, text in _at_each(record, at, beside, layers):
+                    found.setdefault(place, {})[text] = None
+    for place, text in more:
+        found.setdefault(place, {})[text] = None
+    for place in sorted(found, key=lambda p: (layers.names.rank(p), p)):
+        yield LockLine(place, tuple(LockLine(text) for text in sorted(found[place])))
+
+
+def _at_each(record: DecisionRecord, at: str, beside: str, layers: LayerNames) -> Iterator[tuple[str, str]]:
+    """A decision at all places that it stands for."""
+    for by in layers.each(at):
+        other = f" (with {layers.of(beside, by)})" if beside else ""
+        yield layers.of(at, by), f"{record.kind}: {record.chosen}{other}{_WHO[record.source]}"
 
 
 def told_schedule(build: KernelBuild | None) -> ScheduleTold | None:
@@ -256,10 +287,11 @@ def size_text(size: sympy.Expr | int, table: SymbolTable) -> str:
     """A size with its symbols numbered as they come among the graph's inputs: their names may be others elsewhere."""
     if isinstance(size, int) or not size.free_symbols:
         return str(size)
-    numbered: Mapping[sympy.Symbol, sympy.Symbol] = {
-        s: sympy.Symbol(f"n{k}", integer=True) for k, s in enumerate(table.symbols)
-    }
-    return str(size.xreplace(dict(numbered)))
+    return str(size.xreplace(_numbered(table)))
+
+
+def _numbered(table: SymbolTable) -> dict[sympy.Symbol, sympy.Symbol]:
+    return {s: sympy.Symbol(f"n{k}", integer=True) for k, s in enumerate(table.symbols)}
 
 
 def _same(name: str) -> str:

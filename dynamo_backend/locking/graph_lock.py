@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
+from functools import cached_property
+from itertools import repeat
 from pathlib import Path
 
 import torch
 from torch import fx
 
+from ...ir.expr.size_regions import SizeRegion
+from ...ir.expr.symbols import SymbolTable
 from ...ir.target import Target
 from ...runtime.cache.fingerprint import key_of
 from ...runtime.settings.options import Options, option_specs, typed_value
 from ...runtime.targets import target_for
 from ...scheduler.decisions import LockedWays
 from ...scheduler.schedule.overrides import Overrides
+from .decided import condition_text, planned_text
 from .differences import difference, model_lines
-from .lock_store import read_lock, section_name, sections_of, write_section, written_sections
-from .lock_text import LockError, Section
+from .lock_store import read_lock, section_name, sections_of, write_graph, written_sections
+from .lock_text import PROGRAMS, WHERE, LockError, LockText, Section
 from .locked import SectionWays, schedules_of
 from .names import NodeNames
 
@@ -55,30 +60,59 @@ class GraphLock:
             raise LockError(_missing(options.lock, name))
         if options.lock_mode == "check":
             return OpenLock(options.lock, name, self.names, options)
-        schedules = schedules_of(section)
-        given = options.schedules
-        if given is not None:  # what a person gives goes before; that it is no other is checked at last
-            mine = [o.workload for o in given.items]
-            schedules = (*given.items, *(s for s in schedules if not any(_is_same(m, s.workload) for m in mine)))
-        content = key_of([*section.content, str(given.content if given is not None else "")])
-        is_known = given is None or given.content is not None
-        fixed = replace(options, tune=False, schedules=Overrides(schedules, content if is_known else None))
-        return OpenLock(
-            options.lock, name, self.names, fixed, SectionWays(section, self.names), key_of(section.content)
-        )
+        programs = {n: s for n in section.programs if (s := read_lock(options.lock).sections.get(n)) is not None}
+        lines = [line for s in (section, *programs.values()) for line in s.content]
+        return OpenLock(options.lock, name, self.names, options, section, programs, key_of(lines))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class OpenLock:
-    """The section of a graph. ``options`` are those to compile it with, ``ways`` the decisions that are fixed, and
-    ``content`` a digest of the section that is used."""
+    """The section of a graph, or of one of its programs. ``asked`` are the settings. Where the file is used,
+    ``section`` is what it has, ``programs`` the sections of the graph's programs by name, and ``content`` a digest of
+    all."""
 
     path: Path
     name: str
     names: NodeNames
-    options: Options
-    ways: LockedWays | None = None
+    asked: Options
+    section: Section | None = None
+    programs: Mapping[str, Section] = field(default_factory=dict)
     content: str = ""
+    is_of_program: bool = False
+
+    def of_program(self, region: SizeRegion, table: SymbolTable) -> OpenLock:
+        """That of the graph's program for a region of its sizes. Raises LockError."""
+        where = WHERE + condition_text(region, table)
+        section = self.programs.get(self.section.name + where) if self.section is not None else None
+        if section is None and self.section is not None:
+            raise LockError(_missing(self.path, self.name + where))
+        return replace(self, name=self.name + where, section=section, programs={}, is_of_program=True)
+
+    def planned_for(self, region: SizeRegion, others: Iterable[SizeRegion], table: SymbolTable) -> SizeRegion:
+        """Of some other regions that for which the program of a region was planned, as the file has it that is used;
+        the region itself where it has none of them."""
+        lines = self.section.tree().get(PROGRAMS, ()) if self.section is not None else ()
+        text = condition_text(region, table)
+        told = {below.text for line in lines if line.text == text for below in line.below}
+        return next((o for o in others if planned_text(o, table) in told), region)
+
+    @cached_property
+    def ways(self) -> LockedWays | None:
+        """The decisions that are fixed."""
+        return SectionWays(self.section, self.names) if self.section is not None else None
+
+    @cached_property
+    def options(self) -> Options:
+        """Those to compile with: where the file is used, its schedules are as if somebody gave them."""
+        if self.section is None:
+            return self.asked
+        schedules, given = schedules_of(self.section), self.asked.schedules
+        if given is not None:  # what a person gives goes before; that it is no other is checked at last
+            mine = [o.workload for o in given.items]
+            schedules = (*given.items, *(s for s in schedules if not any(_is_same(m, s.workload) for m in mine)))
+        content = key_of([*self.section.content, str(given.content if given is not None else "")])
+        is_known = given is None or given.content is not None
+        return replace(self.asked, tune=False, schedules=Overrides(schedules, content if is_known else None))
 
     @property
     def key(self) -> str:
@@ -89,10 +123,10 @@ class OpenLock:
     def settings(self) -> list[str]:
         """The settings that decide, as lines."""
         usual = {f.name: f.default for f in fields(Options)}
-        told = [f"numerics {typed_value(spec, getattr(self.options, spec.name))}" for spec in option_specs()
+        told = [f"numerics {typed_value(spec, getattr(self.asked, spec.name))}" for spec in option_specs()
                 if spec.name == "numerics"]  # fmt: skip
         for spec in option_specs():
-            value = getattr(self.options, spec.name)
+            value = getattr(self.asked, spec.name)
             if spec.changes_code and spec.name not in _UNTOLD and value != usual.get(spec.name):
                 told.append(f"{spec.name} {typed_value(spec, value)}")
         return [*told, *(["deterministic algorithms"] if torch.are_deterministic_algorithms_enabled() else [])]
@@ -104,25 +138,30 @@ class OpenLock:
             "since it was written: write it again (MLC_LOCK_MODE=write) and look at the difference"
         )
 
-    def settle(self, body: Sequence[str]) -> None:
-        """Do with what was decided what the mode says. Raises LockError."""
-        name, section = self.name, Section.of(self.name, body)
-        if self.options.lock_mode == "write":
-            number = written_sections(self.path).number(name, self.names.text)
-            write_section(self.path, Section.of(section_name(name, number), body))
+    def settle(self, body: Sequence[str], programs: Sequence[Sequence[str]] = ()) -> None:
+        """Do with what was decided what the mode says: with the lines of the graph's section, and of those of its
+        programs, where it has several. Raises LockError."""
+        if self.asked.lock_mode == "write":
+            number = written_sections(self.path).number(self.name, self.names.text)
+            write_graph(self.path, _graph_sections(section_name(self.name, number), body, programs))
             return
-        known = sections_of(read_lock(self.path), name)
-        if any(s.content[1:] == section.content[1:] for s in known):
+        text = read_lock(self.path)
+        known = sections_of(text, self.name)
+        if not known:
+            raise LockError(_missing(self.path, self.name))
+        found = {s.name: _graph_sections(s.name, body, programs) for s in known}
+        if any(all(map(_is_held, repeat(text), sections)) for sections in found.values()):
             return
         nearest = _nearest(known, self.names)
-        if nearest is None:
-            raise LockError(_missing(self.path, name))
-        raise LockError(self._differs(nearest, section))
+        assert nearest is not None
+        other = next(s for s in found[nearest.name] if not _is_held(text, s))
+        file = text.sections.get(other.name)
+        raise LockError(_missing(self.path, other.name) if file is None else self._differs(file, other))
 
     def _differs(self, file: Section, build: Section) -> str:
         told = difference(file.content[1:], build.content[1:], (f"{self.path}:{file.number}", "this build"))
         where = model_lines(told, self.names.mentioned, self.names.source)
-        if self.options.lock_mode == "use":
+        if self.asked.lock_mode == "use":
             begin = f"{self.path} has decisions for {build.name} that cannot be taken:"
             end = (
                 "The model, settings or torch-mlc have changed since the file was written. To take what this build "
@@ -137,6 +176,18 @@ class OpenLock:
             )
         model = ["in the model:", *(f"  {line}" for line in where)] if where else []
         return "\n".join([begin, *told, *model, end])
+
+
+def _graph_sections(name: str, body: Sequence[str], programs: Sequence[Sequence[str]]) -> list[Section]:
+    """The section of a graph, and those of its programs."""
+    head = Section.of(name, body)
+    return [head, *(Section.of(n, b) for n, b in zip(head.programs, programs, strict=True))]
+
+
+def _is_held(text: LockText, section: Section) -> bool:
+    """Whether a file has a section with the same content."""
+    file = text.sections.get(section.name)
+    return file is not None and file.content[1:] == section.content[1:]
 
 
 def target_text(target: Target) -> str:

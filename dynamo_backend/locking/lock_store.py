@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -34,19 +34,19 @@ def read_lock(path: Path) -> LockText:
     return LockText.parse(text, path)
 
 
-def write_section(path: Path, section: Section) -> bool:
-    """Put a section into the file, which is made where there is none; whether anything was written. Others may write
-    theirs at the same time. Raises LockError."""
+def write_graph(path: Path, sections: Sequence[Section]) -> bool:
+    """Put the section of a graph and those of its programs into the file, which is made where there is none; whether
+    anything was written. Others may write theirs at the same time. Raises LockError."""
     wrote = False
     for _ in range(_TRIES):
         with _held(path):
             before = read_lock(path) if path.exists() else LockText()
-            after = before.having(section)
+            after = before.having_graph(sections)
             if after is before:
                 return wrote
             _replace(path, after.written())
             wrote = True
-    raise LockError(f"{path}: somebody else writes another {section.name!r} again and again")
+    raise LockError(f"{path}: somebody else writes another {sections[0].name!r} again and again")
 
 
 def section_name(name: str, number: int) -> str:

@@ -18,8 +18,11 @@ HEAD = f"# torch-mlc lock {VERSION}"
 EXPLAINED = "# What torch-mlc decided for each graph of a model (docs/lock.md). Written with MLC_LOCK_MODE=write."
 _HEAD = re.compile(r"# torch-mlc lock (\d+)\s*")
 GRAPH = "graph "
-SETTINGS, CALLS, SAVED, DECISIONS, SCHEDULES = "settings", "calls", "saved", "decisions", "schedules"
-PARTS = (SETTINGS, CALLS, SAVED, DECISIONS, SCHEDULES)
+SETTINGS, PROGRAMS, CALLS, SAVED = "settings", "programs", "calls", "saved"
+DECISIONS, SCHEDULES = "decisions", "schedules"
+PARTS = (SETTINGS, PROGRAMS, CALLS, SAVED, DECISIONS, SCHEDULES)
+# Stands between the name of a graph of several programs and the sizes that one of them is for.
+WHERE = " where "
 # Who decided: told, and no part of what is compared.
 _BY = re.compile(r", by [a-z ]+$")
 _DECISION = re.compile(r"(?P<kind>[a-z][\w-]*): (?P<way>[^()]+?)(?: \(with (?P<beside>.+)\))?")
@@ -90,6 +93,11 @@ class Section:
             found[part.text] = part.below
         return found
 
+    @property
+    def programs(self) -> list[str]:
+        """The names of the sections of a graph's programs, where it has several. Raises LockFileError."""
+        return [self.name + WHERE + line.text for line in self.tree().get(PROGRAMS, ())]
+
     def decisions(self) -> dict[str, list[LockedDecision]]:
         """The decisions by the name of their place. Raises LockFileError."""
         found: dict[str, list[LockedDecision]] = {}
@@ -149,6 +157,16 @@ class LockText:
         parts = ["\n".join(self.begin)]
         parts += ["\n".join(self.sections[name].lines) for name in sorted(self.sections)]
         return "\n\n".join(parts) + "\n"
+
+    def having_graph(self, sections: Sequence[Section]) -> LockText:
+        """With the section of a graph and those of its programs, and without programs that it had before; the same
+        object where nothing is another."""
+        kept = {s.name for s in sections}
+        gone = [n for n in self.sections if n.startswith(sections[0].name + WHERE) and n not in kept]
+        text = LockText(self.begin, {n: s for n, s in self.sections.items() if n not in gone}) if gone else self
+        for section in sections:
+            text = text.having(section)
+        return text
 
     def having(self, section: Section) -> LockText:
         """With a section in place of that of its name, whose comments above it stay; the same object where that has

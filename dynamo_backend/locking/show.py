@@ -10,7 +10,7 @@ import torch
 from rich.filesize import decimal
 
 from ...runtime.plain_text import counted
-from .lock_text import CALLS, DECISIONS, SAVED, SCHEDULES, SETTINGS, LockLine, LockText, Section
+from .lock_text import CALLS, DECISIONS, PROGRAMS, SAVED, SCHEDULES, SETTINGS, LockLine, LockText, Section
 
 _TYPE = re.compile(r"(?P<dtype>[a-z]\w+)\[(?P<shape>[^\]]*)\]")
 
@@ -36,6 +36,12 @@ def shown(text: LockText) -> Iterator[str]:
 
 def _section(section: Section) -> Iterator[str]:
     parts = section.tree()
+    settings = ", ".join(line.text for line in parts.get(SETTINGS, ()))
+    yield f"graph {section.name}"
+    if programs := parts.get(PROGRAMS):
+        yield f"{counted(len(programs), 'program')}: {', '.join(line.text for line in programs)}; {settings}"
+        yield from (f"{line.text}: {_told(line.below)}" for line in parts.get(DECISIONS, ()))
+        return
     decided = {line.text: line.below for line in parts.get(DECISIONS, ())}
     rows: list[tuple[Stake, str, str, str]] = []
     for call in parts.get(CALLS, ()):
@@ -46,11 +52,10 @@ def _section(section: Section) -> Iterator[str]:
     rows += [(Stake(0), place, "", _told(below)) for place, below in decided.items()]
     rows.sort(key=lambda row: -row[0].bytes)
     kernels = sum(call.text.startswith("kernel ") for call in parts.get(CALLS, ()))
-    yield f"graph {section.name}"
     saved = f", {counted(len(parts[SAVED]), 'result')} saved for the backward" if SAVED in parts else ""
     told = f"{counted(kernels, 'kernel')}, {counted(calls - kernels, 'library call')}"
     told += f", {counted(len(parts.get(SCHEDULES, ())), 'schedule')}{saved}"
-    yield f"{told}; {', '.join(line.text for line in parts.get(SETTINGS, ()))}"
+    yield f"{told}; {settings}"
     yield from _table(("bytes", "place", "runs", "decided"), [(str(a), b, c, d) for a, b, c, d in rows])
 
 

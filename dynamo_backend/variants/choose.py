@@ -7,7 +7,7 @@ A plan compiles nothing. Nor does anything here ask torch about a size, so that 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 
 import sympy
@@ -15,33 +15,35 @@ from torch._ops import HigherOrderOperator
 
 from ...codegen.host.bind_sizes import bind_sizes
 from ...codegen.host.steps.step import BindSize
-from ...ir.expr.size_regions import SizeRegion, Tree, regions_of
+from ...ir.expr.size_regions import ANYWHERE, SizeRegion, Tree, regions_of
 from ...ir.expr.symbols import Size, SymbolTable
 from ...ir.graph.graph import TensorType
 from ...ir.text.structure import structural_key
 from ...runtime.log import logger
+from ...runtime.settings.values import ValueRefused, parse_regions
 from ...scheduler.cost.regions import FEW, is_short, least_saved
 from ...scheduler.decisions import Alternative, Decider, text_key
-from ...scheduler.regions.choose import Cuts, cuts_of, grouped, tree_of
+from ...scheduler.regions.choose import ONE, REGIONS, Cuts, cuts_of, grouped, tree_of
 from ...scheduler.regions.proof import Proof, RegionError, prove
 from ..compiling.job import Job
 from ..compiling.pass_lists import context_of, runner_of
 from ..compiling.plans import Plan, plan_of
 from ..importing.graph_key import GraphKey
+from ..locking.graph_lock import OpenLock
+from ..locking.lock_text import LockError
 from .times import PlanTimes
 
 _LOG = logger(__name__)
-# The decision, and the way in which there is one program.
-REGIONS, ONE = "regions", "one"
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedVariant:
-    """One program of a graph that is to be: for which sizes, and its plan."""
+    """One program of a graph that is to be: for which sizes, its plan, and its section of a lock file."""
 
     region: SizeRegion
     job: Job
     plan: Plan
+    lock: OpenLock | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +57,14 @@ class PlannedVariants:
     variants: tuple[PlannedVariant, ...]
 
 
-def planned_variants(job: Job, key: GraphKey | None, plan: Plan) -> PlannedVariants | None:
-    """The programs of a graph with some ``plan`` for all sizes; None where that one is enough."""
-    if job.options.regions == 0 or not _may_part(job, plan):
+def planned_variants(
+    job: Job, key: GraphKey | None, plan: Plan, lock: OpenLock | None = None
+) -> PlannedVariants | None:
+    """The programs of a graph with some ``plan`` for all sizes; None where that one is enough. ``lock`` is the graph's
+    section of a lock file. Raises LockError."""
+    if job.options.regions == 0 or not _may_part(job, plan, lock):
         return None
-    planner = _Planner(job, key, plan)
+    planner = _Planner(job, key, plan, lock)
     given = planner.sizes()
     if not given:
         return None
@@ -85,12 +90,12 @@ def planned_variants(job: Job, key: GraphKey | None, plan: Plan) -> PlannedVaria
     return PlannedVariants(tree, proof, (bind,), variants)
 
 
-def _may_part(job: Job, plan: Plan) -> bool:
+def _may_part(job: Job, plan: Plan, lock: OpenLock | None) -> bool:
     """Whether one graph may become several programs. What is called from another graph is parted with that, a limit of
-    memory is about the sizes at hand, and what is tuned, or under a lock, is one program. So is what calls
-    higher-order ops, whose bodies are traced for the sizes of the call."""
-    options = job.options
-    if options.lock is not None or options.memory_limit is not None or options.tune or options.schedules is not None:
+    memory is about the sizes at hand, and what is tuned is one program. So is what calls higher-order ops, whose bodies
+    are traced for the sizes of the call."""
+    options = lock.asked if lock is not None else job.options
+    if options.memory_limit is not None or options.tune or options.schedules is not None:
         return False
     if job.region or job.regions or any(isinstance(n.target, HigherOrderOperator) for n in job.gm.graph.nodes):
         return False
@@ -102,6 +107,9 @@ class _Planner:
     job: Job
     key: GraphKey | None
     plan: Plan
+    lock: OpenLock | None
+    # For which plans may be made.
+    regions: list[SizeRegion] = field(default_factory=lambda: [ANYWHERE])
 
     def sizes(self) -> list[tuple[Size, BindSize]]:
         """The sizes of tensors that an argument tells as they are."""
@@ -135,6 +143,8 @@ class _Planner:
 
     def by_cost(self, size: Size) -> tuple[Tree, tuple[PlannedVariant, ...]] | None:
         """The regions that are worth a program each, unless somebody decided otherwise."""
+        if (text := self.locked()) is not None:
+            return self.as_locked(size, text)
         whole = PlanTimes(self.job, self.plan)
         cuts = Cuts()
         regions = regions_of(tree_of(size, cuts))
@@ -157,17 +167,44 @@ class _Planner:
         seconds = [sum(time_at(g.home, typical[k]) for g in groups for k in range(g.first, g.end))]
         one = sum(whole.at({size.symbol: n}) for n in typical)
         ways = [Alternative(ONE, one)] + ([Alternative(str(found), seconds[0])] if len(groups) > 1 else [])
-        way = context_of(self.job.options, decider=self.job.decider).decide(
-            REGIONS, lambda: text_key((structural_key(self.plan.imported),)), ways, ways[-1].name,
-            at=self.plan.imported.name, reason=f"at {size.symbol} = {', '.join(map(str, typical))}",
-        )  # fmt: skip
-        if way == ONE:
+        if self.decide(ways, f"at {size.symbol} = {', '.join(map(str, typical))}") == ONE:
             return None
         tree = tree_of(size, found)
         final = regions_of(tree)
         if len(final) != len(groups):
             return None
         return tree, tuple(self.kept(size, g.home, regions, times, r, k) for k, (g, r) in enumerate(zip(groups, final)))
+
+    def locked(self) -> str | None:
+        """The way of a lock file that is used."""
+        ways = self.lock.ways if self.lock is not None else None
+        return ways.way(REGIONS, self.plan.imported.name, "") if ways is not None else None
+
+    def as_locked(self, size: Size, text: str) -> tuple[Tree, tuple[PlannedVariant, ...]] | None:
+        """The regions that a lock file has. Raises LockError."""
+        assert self.lock is not None and self.lock.ways is not None
+        self.decide([Alternative(ONE)] + ([Alternative(text)] if text != ONE else []), "")
+        if text == ONE:
+            return None
+        try:
+            cuts = parse_regions(text)
+        except ValueRefused:
+            cuts = None
+        self.regions += regions_of(tree_of(size, Cuts()))
+        found = self.by_hand(size, cuts) if isinstance(cuts, Cuts) else None
+        if found is None:
+            where = self.lock.ways.told(self.plan.imported.name)
+            raise LockError(
+                f"{where} has {REGIONS} {text!r}, which parts no sizes of {size.symbol}: write the file again"
+            )
+        return found
+
+    def decide(self, ways: list[Alternative], reason: str) -> str:
+        """Which of several ways to take; the last is that of costs."""
+        return context_of(self.job.options, decider=self.job.decider).decide(
+            REGIONS, lambda: text_key((structural_key(self.plan.imported),)), ways, ways[-1].name,
+            at=self.plan.imported.name, reason=reason,
+        )  # fmt: skip
 
     def kept(
         self,
@@ -181,7 +218,7 @@ class _Planner:
         """The variant for a region: planned already, unless its sizes are others now."""
         found = times[home]
         if found.plan is self.plan or regions[home].value_of(size) == region.value_of(size):
-            return PlannedVariant(region, found.job, found.plan)
+            return PlannedVariant(region, found.job, found.plan, self.lock_of(region))
         return self.variant(region, number)
 
     def times(self, region: SizeRegion, number: int) -> PlanTimes:
@@ -193,9 +230,17 @@ class _Planner:
         job = self.job
         name = f"{job.name}_sizes{number}"
         asked = job.decider
-        own = Decider(asked.by_hand, asked.measured, asked.recorded) if asked is not None else None
-        job = replace(job, within=region, name=name, run=runner_of(job.options, name), decider=own)
-        return PlannedVariant(region, job, plan_of(job, self.key))
+        lock = self.lock_of(region)
+        ways, options = (lock.ways, lock.options) if lock is not None else (None, job.options)
+        own = Decider(asked.by_hand, asked.measured, asked.recorded, ways) if asked is not None else None
+        within = self.lock.planned_for(region, self.regions, self.plan.imported.symbols) if self.lock else region
+        run = runner_of(options, name)
+        job = replace(job, within=within, name=name, run=run, decider=own, options=options, locked=ways)
+        return PlannedVariant(region, job, plan_of(job, self.key), lock)
+
+    def lock_of(self, region: SizeRegion) -> OpenLock | None:
+        """The section of a lock file for a region. Raises LockError."""
+        return self.lock.of_program(region, self.plan.imported.symbols) if self.lock is not None else None
 
 
 def _region_of_hint(size: Size, regions: Iterable[SizeRegion]) -> int | None:

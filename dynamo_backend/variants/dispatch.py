@@ -11,10 +11,11 @@ from ...codegen.host.python.dispatch import print_dispatch
 from ...ir.expr.size_regions import number_at
 from ...runtime.counters import counters
 from ...runtime.log import logger, say
-from ..compiling.compiled import VARIANTS, CompiledGraph, Program, Stages, Variant, dispatching
+from ...scheduler.regions.choose import REGIONS
+from ..compiling.compiled import VARIANTS, CompiledGraph, LockLines, Program, Stages, Variant, dispatching
 from ..compiling.job import Job
 from ..compiling.plans import Plan
-from .choose import REGIONS, PlannedVariants
+from .choose import PlannedVariants
 
 _LOG = logger(__name__)
 
@@ -26,9 +27,10 @@ class Keeper(Protocol):
 
 
 def with_dispatch(
-    job: Job, cache: Keeper, plan: Plan, parted: PlannedVariants, made: Sequence[CompiledGraph]
+    job: Job, cache: Keeper, plan: Plan, parted: PlannedVariants, made: Sequence[CompiledGraph], lock: LockLines = ()
 ) -> CompiledGraph:
-    """The program that calls one of ``made`` by the sizes that it is given."""
+    """The program that calls one of ``made`` by the sizes that it is given; ``lock`` are the lines of a lock file of
+    the graph as a whole."""
     graph = plan.imported
     places = {i.name: k for k, i in enumerate(graph.inputs)}
     sizes = ", ".join(str(b.symbol) for b in parted.bound)
@@ -40,6 +42,7 @@ def with_dispatch(
         "capture": asdict(made[-1].capture), VARIANTS: [(v.name, v.key) for v in made],
         "launches": max((p.record["launches"] for p in parts if p is not None), default=0),
         "library_calls": max((p.record["library_calls"] for p in parts if p is not None), default=0),
+        **({"lock": [*lock]} if lock else {}),
     }  # fmt: skip
     regions = [v.region.text for v in parted.variants]
     found = dispatching(

@@ -118,6 +118,10 @@ class SizeRegion:
         known = self.narrowed(size)
         return known.lower if known.lower == known.upper and size.symbol in self.symbols else None
 
+    def renamed(self, names: Mapping[sympy.Symbol, sympy.Symbol]) -> SizeRegion:
+        """The same of sizes that are called otherwise."""
+        return SizeRegion(tuple((replace(c, symbol=names.get(c.symbol, c.symbol)), w) for c, w in self.literals))
+
     @property
     def text(self) -> str:
         """Its condition as one line: ``2 <= s0 < 16``; "always" where it has none."""

@@ -11,6 +11,8 @@ from ...ir.expr.symbols import Size
 from ..cost.regions import CUTS, MOST_VARIANTS, pays
 from .proof import classes_of
 
+# The decision, and the way in which there is one program.
+REGIONS, ONE = "regions", "one"
 # Sizes between which is looked where one program takes over: each is larger than the last by such a part.
 STEP = 6
 # Nanoseconds of the program of a number at a size.
@@ -28,7 +30,7 @@ class Cuts:
 
     def __str__(self) -> str:
         told = [*(f"={n}" for n in self.alone), *map(str, self.bounds)]
-        return ",".join([*told, f"%{self.divisor}"] if self.divisor > 1 else told) or "one"
+        return ",".join([*told, f"%{self.divisor}"] if self.divisor > 1 else told) or ONE
 
 
 def tree_of(size: Size, cuts: Cuts) -> Tree:
@@ -143,4 +145,4 @@ def cuts_of(
     return Cuts(tuple(sorted(set(bounds))), tuple(alone))
 
 
-__all__ = ["Cuts", "RegionGroup", "TimeAt", "crossing", "cuts_of", "grouped", "tree_of"]
+__all__ = ["ONE", "REGIONS", "Cuts", "RegionGroup", "TimeAt", "crossing", "cuts_of", "grouped", "tree_of"]

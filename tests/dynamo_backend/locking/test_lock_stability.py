@@ -44,9 +44,9 @@ def test_small_models_with_a_cold_and_a_warm_cache(tmp_path: Path) -> None:
 def test_processes_write_one_file(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path\n"
-        "from torch_mlc.dynamo_backend.locking.lock_store import write_section\n"
+        "from torch_mlc.dynamo_backend.locking.lock_store import write_graph\n"
         "from torch_mlc.dynamo_backend.locking.lock_text import Section\n"
-        "for k in range(12): write_section(Path(sys.argv[1]), Section.of(f'g{sys.argv[2]}.{k}', ['  calls']))"
+        "for k in range(12): write_graph(Path(sys.argv[1]), [Section.of(f'g{sys.argv[2]}.{k}', ['  calls'])])"
     )
     path = tmp_path / "model.mlc.lock"
     running = [subprocess.Popen([sys.executable, "-c", code, str(path), str(k)], cwd=ROOT) for k in range(4)]

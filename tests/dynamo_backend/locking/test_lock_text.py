@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from torch_mlc.dynamo_backend.locking.differences import difference
-from torch_mlc.dynamo_backend.locking.lock_store import read_lock, write_section
+from torch_mlc.dynamo_backend.locking.lock_store import read_lock, write_graph
 from torch_mlc.dynamo_backend.locking.lock_text import HEAD, LockError, LockFileError, LockText, Section
 from torch_mlc.dynamo_backend.locking.steps import parsed_step
 
@@ -82,7 +82,7 @@ def test_what_is_wrong_is_told_with_its_line(text: str, told: str, tmp_path: Pat
 def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(LockError, match="cannot be written"):
-        write_section(tmp_path / "file" / "model.mlc.lock", Section.of("a", ["  calls"]))
+        write_graph(tmp_path / "file" / "model.mlc.lock", [Section.of("a", ["  calls"])])
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(LockError, match="cannot be read"):
         read_lock(tmp_path / "binary")
