@@ -210,7 +210,7 @@ class Attribution:
         )
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+        return f'<pre style="font-family: monospace">{html.escape(str(self))}</pre>'
 
 
 def _where(row: AttributionRow) -> list[str]:

@@ -74,7 +74,8 @@ class Report:
         launches, kernels = sum(g.launches for g in self.graphs), len(self.kernels)
         calls = sum(c.calls for g in self.graphs for c in g.libraries)
         return (
-            f"<Report: {counted(len(self.graphs), 'graph')}, {launches} launches of {counted(kernels, 'kernel')}, "
+            f"<Report: {counted(len(self.graphs), 'graph')}, "
+            f"{counted(launches, 'launch', 'launches')} of {counted(kernels, 'kernel')}, "
             + (f"{counted(calls, 'library call')}; print it, or save it as a page>")
         )
 

@@ -40,7 +40,7 @@ _BRACKETS = re.compile(r" \([^()]*\)")
 _OPERANDS = re.compile(r"; nothing to read in packed form( \(.*\))?")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class KernelReport:
     """One kernel.
 
@@ -59,19 +59,23 @@ class KernelReport:
     lines: tuple[str, ...]
     traffic: Traffic | None
     language: str = ""
-    source: str = field(default="", repr=False)
-    function: TensorFunction | None = field(default=None, repr=False)
-    nest: LoopNest | None = field(default=None, repr=False)
-    scheduled: LoopNest | None = field(default=None, repr=False)
-    trace: Trace | None = field(default=None, repr=False)
+    source: str = ""
+    function: TensorFunction | None = None
+    nest: LoopNest | None = None
+    scheduled: LoopNest | None = None
+    trace: Trace | None = None
     error: str = ""
     notes: tuple[str, ...] = ()
-    target: Target | None = field(default=None, repr=False)
+    target: Target | None = None
     resources: ResourceReport | None = None
-    kernel: KernelSource | None = field(default=None, repr=False)
-    binary: GpuBinary | None = field(default=None, repr=False)
+    kernel: KernelSource | None = None
+    binary: GpuBinary | None = None
     chosen: str = ""
-    candidates: tuple[str, ...] = field(default=(), repr=False)
+    candidates: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        runs = self.language or "ATen ops"
+        return f"<Kernel {self.name}: {', '.join(self.ops)}; {self.rule or 'no rule'}, {runs}; print it>"
 
     @property
     def issue(self) -> IssueReport | None:
@@ -211,7 +215,7 @@ class VariantReport:
     is_typical: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class GraphReport:
     """One graph: ``peak_bytes`` is the memory it holds at most beyond its inputs, in size symbols; ``times`` seconds by
     phase; ``traffic`` the bytes of one run, library calls among them. ``python`` says what of a host program that was
@@ -231,16 +235,21 @@ class GraphReport:
     typical_peak: int
     times: Mapping[str, float]
     traffic: GraphTraffic
-    program: str = field(repr=False)
+    program: str
     python: str = ""
-    steps: tuple[StepRecord, ...] = field(default=(), repr=False)
-    frozen: tuple[KeptResult, ...] = field(default=(), repr=False)
-    flow: RunFlow = field(default=RunFlow(), repr=False)
-    decisions: tuple[DecisionRecord, ...] = field(default=(), repr=False)
-    variants: tuple[VariantReport, ...] = field(default=(), repr=False)
+    steps: tuple[StepRecord, ...] = ()
+    frozen: tuple[KeptResult, ...] = ()
+    flow: RunFlow = RunFlow()
+    decisions: tuple[DecisionRecord, ...] = ()
+    variants: tuple[VariantReport, ...] = ()
     proof: str = ""
     shared_kernels: int = 0
-    numerics: tuple[str, ...] = field(default=(), repr=False)
+    numerics: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        launches = f"{counted(self.launches, 'launch', 'launches')} of {counted(len(self.kernels), 'kernel')}"
+        calls = counted(sum(c.calls for c in self.libraries), "library call")
+        return f"<Graph {self.name} for {self.target}: {launches}, {calls}; print it>"
 
     @property
     def fallbacks(self) -> tuple[KernelReport, ...]:
