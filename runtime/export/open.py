@@ -14,6 +14,7 @@ import ctypes
 import hashlib
 import json
 import re
+import tempfile
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -130,7 +131,7 @@ class ModelLibrary:
         path = self.folder / "model.so"
         try:
             self.name = _name_of(path)
-            self._library = ctypes.CDLL(str(path))
+            self._library = _loaded(path)
         except OSError as error:
             raise LibraryError("file", f"cannot open {path}: {error}") from error
         self._functions = {
@@ -348,6 +349,23 @@ class _Described:
     def made(self) -> list[np.ndarray[Any, Any]]:
         """New arrays for the results."""
         return [_made(*place) for place in self._places]
+
+
+# The first file that was loaded from each path, by device and number.
+_FIRST: dict[str, tuple[int, int]] = {}
+
+
+def _loaded(path: Path) -> ctypes.CDLL:
+    """The library in a file. The system's loader knows libraries by their paths, and gives what it has loaded where
+    another file stands now: that one is loaded by another path. Raises: OSError."""
+    status = path.stat()
+    file = status.st_dev, status.st_ino
+    if _FIRST.setdefault(str(path), file) == file:
+        return ctypes.CDLL(str(path))
+    with tempfile.TemporaryDirectory() as folder:
+        other = Path(folder, path.name)
+        other.symlink_to(path.resolve())
+        return ctypes.CDLL(str(other))
 
 
 def _name_of(path: Path) -> str:

@@ -274,3 +274,24 @@ def test_the_command(tmp_path: Path) -> None:
     assert done.exit_code == 1 and "fft" in done.output and not (tmp_path / "no").exists()
     done = CliRunner().invoke(cli, ["export", str(tmp_path / "missing.pt2"), "--out", str(tmp_path / "no")])
     assert done.exit_code == 1 and "missing.pt2" in done.output
+
+
+def test_a_folder_that_is_written_again_while_it_is_open(tmp_path: Path) -> None:
+    """Each library goes on with its own code and weights, and a third that is the second again is the second."""
+
+    class Scale(nn.Module):
+        def __init__(self, by: float, size: int) -> None:
+            super().__init__()
+            self.by, self.weight = by, nn.Parameter(torch.full((size,), by))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.weight + self.by
+
+    libraries = []
+    for by, size in ((1.0, 3), (2.0, 5), (3.0, 5)):
+        torch_mlc.export(export(Scale(by, size), (torch.zeros(size),)), tmp_path)
+        libraries.append((by, size, opened.ModelLibrary(tmp_path)))
+    again = opened.ModelLibrary(tmp_path, verify=True)
+    for by, size, library in (*libraries, (3.0, 5, again)):
+        (result,) = library.call("forward", np.ones(size, np.float32))
+        np.testing.assert_array_equal(result, np.full(size, 2 * by, np.float32))
