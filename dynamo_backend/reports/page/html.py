@@ -29,7 +29,8 @@ def framed(page: str) -> str:
     """A page in a frame of its own, so that a notebook's styles and scripts do not meet those of the page."""
     return (
         f'<iframe srcdoc="{html.escape(page)}" title="torch-mlc report" '
-        f'style="box-sizing:border-box;width:100%;height:{_HEIGHT}px;border:1px solid #8886;border-radius:6px"></iframe>'
+        f'style="box-sizing:border-box;width:100%;height:{_HEIGHT}px;border:1px solid #8886;border-radius:6px">'
+        "</iframe>"
     )
 
 
