@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 WIDTH = 118
-_LEAST_ORIGIN = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,7 @@ _SHARES = tuple(
     f"  share: of the {of}. moves: bytes to and from memory, in all runs; least: the fewest that could be."
     for of in ("bytes moved", "predicted time")
 )
-_WORDS = "  ops: operations on numbers. workload: the name by which a kernel is tuned and scheduled by hand."
+_WORDS = "  ops: operations on numbers. Below a kernel: its rule, the name of its workload, and where it is from."
 _LEGEND = frozenset({*_SHARES, _WORDS})
 
 
@@ -46,21 +45,13 @@ def cost_lines(rows: Sequence[CostRow]) -> list[str]:
     costs = [(r.seconds if timed else r.moved) or 0 for r in rows]
     whole = math.fsum(costs) or 1
     ordered = sorted(zip(costs, rows, strict=True), key=lambda pair: -pair[0])
-    name = max(len("what"), *(len(r.name) for r in rows))
-    rule = max(len("scheduled by"), *(len(r.rule) for r in rows))
-    workload = max(len("workload"), *(len(r.workload) for r in rows))
-    lines = [
-        f"  {'share':>6}  {'runs':>5}  {'moves':>9}  {'least':>9}  {'ops':>6}  {'what':{name}}  "
-        f"{'scheduled by':{rule}}  {'workload':{workload}}  from"
-    ]
+    lines = [f"  {'share':>6}  {'runs':>5}  {'moves':>9}  {'least':>9}  {'ops':>6}  what"]
     for cost, r in ordered:
         figures = [bytes_text(n) if n is not None else "" for n in (r.moved, r.least)]
         ops = count_text(r.operations) if r.operations is not None else ""
-        start = (
-            f"  {cost / whole:>6.1%}  {r.runs:>5}  {figures[0]:>9}  {figures[1]:>9}  {ops:>6}  {r.name:{name}}  "
-            f"{r.rule:{rule}}  {r.workload:{workload}}  "
-        )
-        lines.append((start + origin_text(r.lines, max(WIDTH - len(start), _LEAST_ORIGIN))).rstrip())
+        lines.append(f"  {cost / whole:>6.1%}  {r.runs:>5}  {figures[0]:>9}  {figures[1]:>9}  {ops:>6}  {r.name}")
+        start = "".join(f"{part}  " for part in (" " * 9, r.rule, r.workload) if part)
+        lines.append((start + origin_text(r.lines, WIDTH - len(start))).rstrip())
     return [*lines, _SHARES[timed], _WORDS]
 
 

@@ -183,31 +183,75 @@ def covers(
 def same_place(nest: LoopNest, first: Access, a: Mapping[sympy.Symbol, Region], second: Access,
                b: Mapping[sympy.Symbol, Region], shared: Mapping[sympy.Symbol, sympy.Expr]) -> bool:  # fmt: skip
     """Whether two accesses touch the same elements, and others in every other iteration of the shared loops, whose
-    extents ``shared`` gives."""
+    extents ``shared`` gives. ``a`` and ``b`` are the regions of their blocks' axes; the second one writes."""
     shape = nest.buffer(first.buffer).shape
-    told: set[sympy.Symbol] = set()
-    for i, j, size in zip(first.indices, second.indices, shape, strict=True):
-        if told >= set(shared):
-            return True
-        x, y = index_region(i, size, a), index_region(j, size, b)
-        # Where one dimension tells iterations apart it does not matter how much of the others each touches.
-        if (x.start == y.start or sympy.expand(x.start - y.start) == 0) and (
-            x.is_point or _steps_over(x, shared, nest)
-        ):
-            told |= x.start.free_symbols if y.is_point or _steps_over(y, shared, nest) else set()
-    return told >= set(shared)
+    pairs = [
+        (index_region(i, size, a), index_region(j, size, b))
+        for i, j, size in zip(first.indices, second.indices, shape, strict=True)
+    ]
+    moving = {v for v, r in b.items() if r.start.free_symbols & shared.keys()}
+    alike = [x.start == y.start or sympy.expand(x.start - y.start) == 0 for x, y in pairs]
+    if all(alike) and all(x.is_point and y.is_point for x, y in pairs) and set(second.indices) >= moving:
+        # One element, that of one point of the block's axes, of which each iteration has its own.
+        return set(shared) <= {v for x, _ in pairs for v in x.start.free_symbols}
+    told: list[_Digits] = []
+    for (x, y), is_alike in zip(pairs, alike, strict=True):
+        # Where some dimensions tell iterations apart it does not matter how much of the others each touches.
+        if is_alike:
+            mine, theirs = (_told(region, shared, nest) for region in (x, y))
+            told += mine if mine is not None and theirs is not None else []
+    return all(_is_whole(v, [d for d in told if d.var == v], n, nest) for v, n in shared.items())
 
 
-def _steps_over(region: Region, shared: Mapping[sympy.Symbol, sympy.Expr], nest: LoopNest) -> bool:
-    """Whether each iteration of the shared loops has a part of a dimension for itself."""
-    steps: list[tuple[sympy.Expr, sympy.Expr]] = []
+@dataclass(frozen=True, slots=True)
+class _Digits:
+    """Of a loop variable the quotient by ``low``, modulo ``high / low``: ``count`` values, each ``step`` elements
+    apart. No ``high`` is the whole quotient."""
+
+    var: sympy.Symbol
+    low: sympy.Expr
+    high: sympy.Expr | None
+    count: sympy.Expr
+    step: sympy.Expr
+
+
+def _told(region: Region, shared: Mapping[sympy.Symbol, sympy.Expr], nest: LoopNest) -> list[_Digits] | None:
+    """The digits of shared loops that tell where a region starts, if each of their values has a part of the dimension
+    for itself; None where not."""
+    found: list[_Digits] = []
     for term in terms(region.start):
         used = [v for v in term.free_symbols if v in shared]
-        factor = sympy.Mul(*(f for f in sympy.Mul.make_args(term) if f not in used))
-        if len(used) > 1 or (used and factor * used[0] != term):
+        varying = [f for f in sympy.Mul.make_args(term) if f.free_symbols & set(used)]
+        if not used:
+            continue
+        if len(used) > 1 or len(varying) > 1:
+            return None
+        (v,), step = used, sympy.Mul(*(f for f in sympy.Mul.make_args(term) if f is not varying[0]))
+        match varying[0]:
+            case sympy.Symbol():
+                found.append(_Digits(v, ONE, None, shared[v], step))
+            case FloorDiv(args=(inner, by)) if inner == v:
+                found.append(_Digits(v, by, None, simplify(FloorDiv(shared[v] + by - 1, by), {}), step))
+            case Mod(args=(inner, by)) | PythonMod(args=(inner, by)) if inner == v:
+                found.append(_Digits(v, ONE, by, by, step))
+            case ModularIndexing(args=(inner, by, of)) if inner == v:
+                found.append(_Digits(v, by, sympy.expand(by * of), of, step))
+            case _:
+                return None
+    return found if is_disjoint(nest, region.extent, [(d.step, d.count) for d in found]) else None
+
+
+def _is_whole(var: sympy.Symbol, digits: list[_Digits], extent: sympy.Expr, nest: LoopNest) -> bool:
+    """Whether digits of a loop variable tell its value, of ``extent`` there are."""
+    reached: sympy.Expr = ONE
+    while not at_least(reached, extent, nest.symbols):
+        following = next((d for d in digits if d.low == reached), None)
+        if following is None or following.high == reached:
             return False
-        steps += [(factor, shared[v]) for v in used]
-    return is_disjoint(nest, region.extent, steps)
+        if following.high is None:
+            return True
+        reached = following.high
+    return True
 
 
 def is_disjoint(nest: LoopNest, extent: sympy.Expr, steps: list[tuple[sympy.Expr, sympy.Expr]]) -> bool:

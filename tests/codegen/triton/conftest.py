@@ -15,7 +15,7 @@ import torch
 from torch_mlc.codegen.kernel import KernelSource, wide_source
 from torch_mlc.codegen.triton import emit_triton
 from torch_mlc.ir.expr.dtypes import DType
-from torch_mlc.ir.nest.loops import Buffer, LoopNest
+from torch_mlc.ir.nest.loops import Buffer, LoopNest, blocks
 from torch_mlc.ir.oracle.oracle import run_nest
 from torch_mlc.ir.target import Target, gpu_target
 from torch_mlc.runtime.gpu.launch import GpuKernel
@@ -138,7 +138,7 @@ def agrees(interpreter: Interpreter) -> Callable[..., KernelSource]:
         rng = np.random.default_rng(0)
         given = dict(inputs or {})
         for b in nest.params:
-            if b.name not in nest.outputs and b.name not in given:
+            if b.name not in {*nest.outputs} - _read(nest) and b.name not in given:
                 given[b.name] = random_input(rng, b, sizes)
         source = emit_triton(nest, SM90)
         wanted = run_nest(nest, given, sizes)
@@ -149,6 +149,11 @@ def agrees(interpreter: Interpreter) -> Callable[..., KernelSource]:
         return source
 
     return check
+
+
+def _read(nest: LoopNest) -> set[str]:
+    """The buffers that blocks read."""
+    return {load.buffer for block, _ in blocks(nest) for load in block.reads}
 
 
 def forms(source: KernelSource) -> tuple[KernelSource, ...]:
@@ -207,7 +212,7 @@ def agrees_on_gpu() -> Callable[..., None]:
         nest = schedule(target)
         given = dict(inputs or {})
         for b in nest.params:
-            if b.name not in nest.outputs and b.name not in given:
+            if b.name not in {*nest.outputs} - _read(nest) and b.name not in given:
                 given[b.name] = random_input(rng, b, sizes)
         source = emit_triton(nest, target)
         tensors = {b.name: to_gpu(*_parameter(b, given, sizes)[:2], b.dtype) for b in source.params}

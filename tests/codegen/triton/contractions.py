@@ -51,7 +51,8 @@ def silu(x: Expr) -> Expr:
 
 
 def linear(m, n, k, dtype=BF16, a_strides=None, w_strides=None, epilogue="none", table=NO_SIZES) -> LoopNest:
-    """``x @ w.T`` of x (m, k) and w (n, k), then ``epilogue``: none, gelu (with bias), residual, gated."""
+    """``x @ w.T`` of x (m, k) and w (n, k), then ``epilogue``: none, gelu (with bias), residual, which is added or
+    written over (over), gated."""
     i, j = symbol("i0"), symbol("i1")
     inputs = [buffer("in0", (m, k), dtype, a_strides), buffer("in1", (n, k), dtype, w_strides)]
     product = call("mul", wide("in0", (i, K), dtype), wide("in1", (j, K), dtype))
@@ -62,7 +63,7 @@ def linear(m, n, k, dtype=BF16, a_strides=None, w_strides=None, epilogue="none",
         case "gelu":
             inputs.append(buffer("in2", (n,), dtype))
             result = gelu(call("add", t0, wide("in2", (j,), dtype)))
-        case "residual":
+        case "residual" | "over":
             inputs.append(buffer("in2", (m, n), dtype))
             result = call("add", t0, wide("in2", (i, j), dtype))
         case "gated":
@@ -71,7 +72,7 @@ def linear(m, n, k, dtype=BF16, a_strides=None, w_strides=None, epilogue="none",
             stages.append(Stage(("t1",), (other,), True, SUM))
             result = call("mul", silu(t0), Load("t1", (i, j), F32))
     stages.append(Stage(("t2",), (result,), False))
-    out = Output(buffer("out0", (m, n), dtype), "t2", (i, j))
+    out = Output(inputs[2] if epilogue == "over" else buffer("out0", (m, n), dtype), "t2", (i, j))
     return function("linear", dims(i0=m, i1=n), dims(r0=k), inputs, [out], stages, table)
 
 

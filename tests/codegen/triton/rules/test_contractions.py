@@ -48,6 +48,8 @@ SMALL = {
     "few columns": linear(80, 5, 100),
     "bias and gelu": linear(35, 40, 64, epilogue="gelu"),
     "residual": linear(70, 33, 40, epilogue="residual"),
+    "residual in place": linear(70, 33, 40, epilogue="over"),
+    "residual in place, in groups of tiles": linear(300, 330, 40, epilogue="over"),
     "gated": linear(35, 36, 40, epilogue="gated"),
     "batch": batched(3, 20, 33, 24),
     "batch float32": batched(2, 17, 16, 33, F32),
