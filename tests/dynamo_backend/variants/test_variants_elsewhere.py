@@ -97,9 +97,9 @@ def test_programs_for_a_gpu_run_in_both_forms(
         (v.condition, v.compiled.stages, load(played, v.compiled.stages, lines_of(gm)))
         for v in graph.stages.variants if v.compiled.stages is not None
     ]  # fmt: skip
-    (size,) = (s.name for s in graph.stages.imported.symbols.symbols)
+    names = [s.name for s in graph.stages.imported.symbols.symbols]
     for n in (2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 23, 24, 33):  # each border from both sides
-        ((stages, both),) = [(s, b) for c, s, b in loaded if eval(c, {size: n})]
+        ((stages, both),) = [(s, b) for c, s, b in loaded if eval(c, dict.fromkeys(names, n))]
         x, w = rand(n, 6), rand(6)
         given = [n if i.name not in ("x_1", "w_1") else {"x_1": x, "w_1": w}[i.name] for i in stages.imported.inputs]
         for call in (both.python, both.machine):
@@ -115,16 +115,18 @@ class Attended(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.q, self.out = (torch.nn.Linear(512, 512, bias=False) for _ in range(2))
+        self.head = torch.nn.Linear(512, 4096, bias=False)
 
-    def forward(self, x: Tensor, keys: Tensor, values: Tensor, position: Tensor) -> Tensor:
-        q = self.q(x).view(1, -1, 8, 64).transpose(1, 2)
+    def forward(self, x: Tensor, keys: Tensor, values: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+        q = self.q(torch.nn.functional.rms_norm(x, (512,))).view(1, -1, 8, 64).transpose(1, 2)
         seen = torch.arange(keys.shape[2], device=x.device)[None] <= position[:, None]
         y = torch.nn.functional.scaled_dot_product_attention(q, keys, values, attn_mask=seen)
-        return x + torch.relu(self.out(torch.cat(y.unbind(1), -1)))
+        x = x + torch.relu(self.out(torch.cat(y.unbind(1), -1)))
+        return x, self.head(x[:, -1:])
 
 
 def test_a_model_for_an_absent_gpu_gets_programs_by_predicted_times() -> None:
-    """Few tokens are attended in pieces of the keys, many in tiles of their own; what is alike has one kernel."""
+    """Few tokens are attended in pieces of the keys, many in tiles of their own; the last one's logits are alike."""
     x, keys, values = torch.randn(1, 64, 512), torch.randn(1, 8, 4096, 64), torch.randn(1, 8, 4096, 64)
     position = torch.arange(64)
     torch._dynamo.mark_dynamic(x, 1)
