@@ -25,7 +25,7 @@ from ...runtime.tuning.ranks import Ranks
 from ...scheduler.fusion.fusion import Fusion
 from ...scheduler.schedule.trace import Trace
 from .kernels import KernelBuild, KernelPlan, StartedKernel, is_by_hand, lowered, start_kernel
-from .tuning import ChosenBy, Tuning, tuning_costs, tuning_of
+from .tuning import ByRules, ChosenBy, Tuning, tuning_costs, tuning_of
 
 # Seconds beyond its budget that a rank of a job waits for what others have found.
 PATIENCE = 60.0
@@ -42,11 +42,13 @@ def called(fusion: Fusion) -> Counter[str]:
     return found
 
 
-def tuning_for(fusion: Fusion, options: Options, timer: PhaseTimer, may_measure: bool) -> Tuning:
-    """Where the schedules of a graph's kernels come from."""
+def tuning_for(
+    fusion: Fusion, options: Options, timer: PhaseTimer, may_measure: bool, by_rules: ByRules | None = None
+) -> Tuning:
+    """Where the schedules of a graph's kernels come from; ``by_rules`` are those that its plan has already."""
     calls = called(fusion)
     costs = tuning_costs({name: f for name, f in fusion.functions.items() if name in calls}, calls)
-    return tuning_of(options, timer, costs, may_measure=may_measure, calls=calls)
+    return tuning_of(options, timer, costs, may_measure=may_measure, calls=calls, by_rules=by_rules)
 
 
 def start_kernels(fusion: Fusion, plan: KernelPlan, compilers: Compilers) -> dict[str, StartedKernel]:

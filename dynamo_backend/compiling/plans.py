@@ -8,7 +8,7 @@ is planned.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch import fx
 
@@ -28,6 +28,7 @@ from ..repeats.repeating import NotAlike
 from .job import Job
 from .memory_limit import typical
 from .pass_lists import context_of, pass_lists
+from .tuning import ByRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,8 @@ class Plan:
     fusion: Fusion
     is_whole: bool = True
     layers: Layers | None = None
+    # By kernel and target: the schedules of its kernels that rules have made already. Of other kernels none are known.
+    by_rules: ByRules = field(default_factory=dict, init=False, repr=False, compare=False)
 
 
 def plan_of(job: Job, key: GraphKey | None) -> Plan:

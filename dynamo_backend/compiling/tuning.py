@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 
@@ -47,6 +48,8 @@ from ...scheduler.tuning.tune import TuningJob, search_of, tune_together
 from .predicting import PredictingMeasurer, measurer_of
 
 _LOG = logger(__name__)
+# Schedules by kernel and target.
+ByRules: TypeAlias = dict[tuple[str, Target], Schedule]
 DATABASE = "tuning.sqlite"
 # What a launch costs besides its bytes, in bytes: no kernel is so small that it gets no share of the budget.
 _LAUNCH_BYTES = 1 << 16
@@ -141,6 +144,8 @@ class Tuning:
     anew: bool = False
     rankers: Callable[[Target], Mapping[Of, ChoosingRanker] | None] = rankers_for
     shipped: Shipped = field(default_factory=shipped)
+    # By kernel and target, of one plan: the schedules that rules have made of it, for its time or its code.
+    by_rules: ByRules | None = None
     # By kernel, as they are made.
     choices: dict[str, Choice] = field(default_factory=dict)
     # By target and workload: what tuning has found.
@@ -217,12 +222,12 @@ class Tuning:
         trace, own = self.agreed[key], self.choices.get(name)
         schedule = None if trace is None else self._replayed(trace, nest, target)
         if schedule is None:
-            return BY_DEFAULT, default_schedule(nest, target)
+            return BY_DEFAULT, self._by_rule(name, nest, target)
         return (own if own is not None and own.outcome is not None else Choice(ChosenBy.RANK)), schedule
 
     def _chosen(self, name: str, nest: LoopNest, target: Target) -> tuple[Choice, Schedule]:
         if self.by_model:
-            return self._by_model(nest, target) or (BY_DEFAULT, default_schedule(nest, target))
+            return self._by_model(nest, target) or (BY_DEFAULT, self._by_rule(name, nest, target))
         if self.budget is not None:
             key = (target, structural_key(nest))
             if key not in self.tuned:
@@ -232,7 +237,15 @@ class Tuning:
                 source = ChosenBy.PREDICTED if found.predicted else ChosenBy.MEASURED
                 schedule = carried(found.outcome.trace, found.nest, nest)
                 return Choice(source if found.outcome.is_faster else ChosenBy.DEFAULT, found.outcome), schedule
-        return self._known(nest, target) or (BY_DEFAULT, default_schedule(nest, target))
+        return self._known(nest, target) or (BY_DEFAULT, self._by_rule(name, nest, target))
+
+    def _by_rule(self, name: str, nest: LoopNest, target: Target) -> Schedule:
+        """The schedule of its rule, which is made once for a kernel of a plan."""
+        if self.by_rules is None:
+            return default_schedule(nest, target)
+        if (name, target) not in self.by_rules:
+            self.by_rules[name, target] = default_schedule(nest, target)
+        return self.by_rules[name, target]
 
     def _known(self, nest: LoopNest, target: Target) -> tuple[Choice, Schedule] | None:
         """The best schedule that was measured and applies."""
@@ -294,6 +307,7 @@ def tuning_of(
     costs: Mapping[str, float],
     may_measure: bool,
     calls: Mapping[str, int] | None = None,
+    by_rules: ByRules | None = None,
 ) -> Tuning:
     """What the settings say: the database beside the cache, and a budget where tuning is asked for and can be done."""
     predicts, by_model = predicted_schedules(options), options.tune == "model"
@@ -306,14 +320,14 @@ def tuning_of(
     return Tuning(
         database, budget, timer, workers=options.compile_workers, predictions=predictions, calls=dict(calls or {}),
         numerics="same" if options.tune_numerics == "same" else "any", by_model=by_model,
-        anew=budget is not None or options.tune == "replay",
+        anew=budget is not None or options.tune == "replay", by_rules=by_rules,
     )  # fmt: skip
 
 
 def by_default(tuning: Tuning) -> Tuning:
     """Where schedules come from in a graph that is to have those of its rules: its kernels are made anew, since others
     may have been found for them."""
-    return Tuning(None, None, tuning.timer, calls=tuning.calls, anew=True)
+    return Tuning(None, None, tuning.timer, calls=tuning.calls, anew=True, by_rules=tuning.by_rules)
 
 
 def graph_database(options: Options) -> Database | None:

@@ -162,7 +162,9 @@ def _made(
 ) -> CompiledGraph:
     """A plan as a program that runs."""
     options = replace(job.options, tune_budget=search.left)
-    tuning = tuning_for(plan.fusion, options, job.timer, may_measure=job.load or job.fresh)
+    tuning = tuning_for(
+        plan.fusion, options, job.timer, may_measure=job.load or job.fresh, by_rules=plan.by_rules
+    )  # fmt: skip
     if not search.uses_schedules(job.decider):
         tuning = by_default(tuning)
     kernels, host = built(job, plan, tuning)

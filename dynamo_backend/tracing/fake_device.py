@@ -15,17 +15,24 @@ from torch.utils import _pytree as pytree
 
 # Positions of c10::DeviceType.
 _CUDA, _META = 1, 14
+# How the attributes of a tensor begin by which Dynamo is told of its sizes.
+MARKS = ("_dynamo_", "_specialize_on")
 _REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
 
 
 def on_fake_device(model: torch.nn.Module, inputs: Sequence[Any], device: str) -> tuple[torch.nn.Module, list[Any]]:
-    """Copies of a model and its inputs whose tensors are fakes on ``device`` ("cuda", "cuda:1")."""
+    """Copies of a model and its inputs whose tensors are fakes on ``device`` ("cuda", "cuda:1"), with what Dynamo was
+    told of their sizes."""
     allow_fake_cuda()
     mode = FakeTensorMode(allow_non_fake_inputs=True)
 
     def fake(t: torch.Tensor) -> torch.Tensor:
         with mode:
-            return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device, requires_grad=t.requires_grad)
+            made = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device, requires_grad=t.requires_grad)
+        for name, marks in vars(t).items():
+            if name.startswith(MARKS):
+                setattr(made, name, copy.copy(marks))
+        return made
 
     # Tied parameters stay tied: one fake for each tensor.
     memo: dict[int, Any] = {}

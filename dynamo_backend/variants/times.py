@@ -94,7 +94,7 @@ class PlanTimes:
         key = function.name, target
         if key not in self._nests:
             job = self.job
-            by_rules = Tuning(None, None, job.timer)
+            by_rules = Tuning(None, None, job.timer, by_rules=self.plan.by_rules)
             made_by = KernelPlan(job.options, job.settings, job.store, job.timer, by_rules, job.run, job.fresh)
             self._nests[key] = scheduled(function, target, made_by)
         return self._nests[key]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import sympy
 from torch.utils._sympy.functions import (
@@ -69,6 +69,7 @@ class SymbolTable:
     _typical: dict[tuple[sympy.Expr, int], int] = field(
         default_factory=dict, init=False, repr=False, compare=False, hash=False
     )
+    _weighed: list[SymbolTable] = field(default_factory=list, init=False, repr=False, compare=False, hash=False)
 
     @property
     def symbols(self) -> tuple[sympy.Symbol, ...]:
@@ -91,6 +92,15 @@ class SymbolTable:
         if found is None:
             found = self._typical[expr, default] = self._evaluated(expr, default)
         return found
+
+    def weighed(self) -> tuple[SymbolTable, ...]:
+        """The tables at whose typical values costs are compared, by their mean: this one, and where a program is told
+        the most that a size is, one with that instead. What saves nothing at typical sizes may save much at those."""
+        if not self._weighed:
+            largest = tuple(s if s.most is None else replace(s, hint=s.most) for s in self.sizes)
+            alike = all(a.hint == b.hint for a, b in zip(self.sizes, largest, strict=True))
+            self._weighed.extend([self] if alike else [self, SymbolTable(largest)])
+        return tuple(self._weighed)
 
     def _evaluated(self, expr: sympy.Expr, default: int) -> int:
         known = {s.symbol: sympy.Integer(s.hint if s.hint is not None else max(default, s.lower)) for s in self.sizes}

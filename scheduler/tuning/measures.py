@@ -64,6 +64,8 @@ _PLAIN = frozenset(
         "round",
     )
 )
+# States that functions are computed for, and how many plain operations an update of one takes.
+HEAVY_MONOIDS, HEAVY = ("logsumexp", "attention", "welford"), 24.0
 Steps: TypeAlias = dict[sympy.Symbol, float]
 Sizes: TypeAlias = tuple[tuple[sympy.Symbol, int], ...]
 
@@ -282,8 +284,8 @@ def _operations(body: tuple[object, ...]) -> Mapping[str, float]:
                     found[kind] += by
         if is_update:
             name = s.monoid.name  # type: ignore[attr-defined]
-            heavy = name in ("logsumexp", "attention", "welford")
-            found["functions" if heavy else "plain"] += 24.0 if heavy else float(len(s.values))  # type: ignore[attr-defined]
+            heavy = name in HEAVY_MONOIDS
+            found["functions" if heavy else "plain"] += HEAVY if heavy else float(len(s.values))  # type: ignore[attr-defined]
     return found
 
 

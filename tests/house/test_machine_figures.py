@@ -105,7 +105,10 @@ ALLOWED = {
         ("MUTANTS", "REPLAYED", "BY_CHANCE", "PARENTS", "CROSSED", "PATIENCE", "BEAM", "NEIGHBOURS"), TEXT),
     "tuning/flips.py": dict.fromkeys(
         ("MOST_DECISIONS", "HOPELESS", "MOST_RACED", "TOGETHER", "PLANNING"), TEXT),
-    "tuning/loop_times.py": {"WAIT": "nanoseconds of a memory, of every GPU: it tells sizes apart, and no time"},
+    "tuning/loop_times.py": {
+        "WAIT": "nanoseconds of a memory, of every GPU: it tells sizes apart, and no time",
+        **dict.fromkeys(("VECTOR", "VECTOR_ITEM"), "the vectors by which rates of CPUs are counted"),
+    },
     "tuning/model_choice.py": {"DRAFTS": TEXT, "BASES": TEXT, "REPLAYS": TEXT, "SEEDS": TEXT},
     "tuning/race.py": {"CONFIDENCE": TEXT, "LEAST_GAIN": TEXT, "NOISES": TEXT, "TOGETHER": TEXT},
     "tuning/search.py": dict.fromkeys(

@@ -27,6 +27,7 @@ TOLD = {
     "dynamo_backend/demo/model.py": (1, OWN),
     "dynamo_backend/explaining/compiled_run.py": (1, OWN),
     "dynamo_backend/repeats/repeating.py": (1, OWN),
+    "dynamo_backend/tracing/fake_device.py": (1, TORCH),
     "ir/text/parser_expr.py": (2, SYNTAX),
     "runtime/cache/cache.py": (1, FILES),
     "runtime/cache/foreign_code.py": (1, FILES),

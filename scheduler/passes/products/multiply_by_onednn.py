@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from operator import is_
 
 import sympy
 
@@ -40,7 +41,9 @@ def multiply_by_onednn(graph: Graph, context: PassContext = USUAL) -> Graph:
     types, taken, nodes = graph.types(), set(names_in(graph)), list[Node]()
     for node in graph.nodes:
         nodes += onednn_product(node, types, graph, taken, context) if isinstance(node, Library) else (node,)
-    return graph if len(nodes) == len(graph.nodes) else replace(graph, nodes=tuple(nodes))
+    # As many nodes may be others: a weight whose transpose is there needs no view.
+    is_same = len(nodes) == len(graph.nodes) and all(map(is_, nodes, graph.nodes))
+    return graph if is_same else replace(graph, nodes=tuple(nodes))
 
 
 def onednn_product(

@@ -8,13 +8,15 @@ small ones to large ones.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import fmean
 
 import sympy
 
 from ....ir.expr.dtypes import DType
+from ....ir.expr.symbols import SymbolTable
 from ....ir.machine import Machine
 from ...cost.products.substitutions import ProductSize, pass_time, product_time
 from .einsum import Einsum
@@ -40,10 +42,11 @@ Operand = int | Multiplication
 
 @dataclass(frozen=True)
 class Orders:
-    """The orders of one sum on one machine. ``copied`` are the factors that no library reads as they lie."""
+    """The orders of one sum on one machine, whose times are means over the typical sizes of some ``tables``.
+    ``copied`` are the factors that no library reads as they lie."""
 
     e: Einsum
-    hint: Callable[[sympy.Expr], int]
+    tables: tuple[SymbolTable, ...]
     machine: Machine
     dtype: DType
     copied: frozenset[int] = frozenset()
@@ -77,25 +80,27 @@ class Orders:
         return Multiplication(left, right, axes, before + self._product_time(self._kept(a), self._kept(b), axes))
 
     def _product_time(self, a: Axes, b: Axes, kept: Axes) -> float:
-        sizes = [self._numel(s) for s in (a & b & kept, a - b, b - a, (a & b) - kept)]
-        batch, m, n, k = sizes
-        if k == 1 or m * n == 1:  # no library multiplies these: they are a pass over memory
-            elements = self._numel(a) + self._numel(b) + self._numel(kept)
-            return pass_time(elements * self.dtype.itemsize, self.machine)
-        return product_time(ProductSize(batch, m, n, k, self.dtype), self.machine)
+        def time(table: SymbolTable) -> float:
+            batch, m, n, k = (self._numel(s, table) for s in (a & b & kept, a - b, b - a, (a & b) - kept))
+            if k == 1 or m * n == 1:  # no library multiplies these: they are a pass over memory
+                elements = sum(self._numel(s, table) for s in (a, b, kept))
+                return pass_time(elements * self.dtype.itemsize, self.machine)
+            return product_time(ProductSize(batch, m, n, k, self.dtype), self.machine)
+
+        return fmean(map(time, self.tables))
 
     def _summing_time(self, factor: int) -> float:
         """That of summing a factor along axes that it alone has."""
         own, kept = self._axes[factor.bit_length() - 1], self._kept(factor)
-        if own == kept:
-            return 0.0
-        return pass_time((self._numel(own) + self._numel(kept)) * self.dtype.itemsize, self.machine)
+        return self._pass_time(own, kept) if own != kept else 0.0
 
     def _copying_time(self, factor: int) -> float:
-        k = factor.bit_length() - 1
-        if k not in self.copied:
-            return 0.0
-        return pass_time(2.0 * self._numel(self._kept(factor)) * self.dtype.itemsize, self.machine)
+        kept = self._kept(factor)
+        return self._pass_time(kept, kept) if factor.bit_length() - 1 in self.copied else 0.0
+
+    def _pass_time(self, read: Axes, written: Axes) -> float:
+        elements = fmean(self._numel(read, t) + self._numel(written, t) for t in self.tables)
+        return pass_time(elements * self.dtype.itemsize, self.machine)
 
     def _kept(self, factors: int) -> Axes:
         """What the product of some factors varies along: the axes of the result, and those of other factors."""
@@ -110,5 +115,5 @@ class Orders:
         ones = {s for s, n in self.e.extents.items() if n == 1}
         return [self.e.axes_of(f) - ones for f in self.e.factors]
 
-    def _numel(self, axes: Axes) -> int:
-        return math.prod(max(self.hint(self.e.extents[s]), 1) for s in axes)
+    def _numel(self, axes: Axes, table: SymbolTable) -> int:
+        return math.prod(max(table.hint(self.e.extents[s]), 1) for s in axes)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Any
 
 import sympy
@@ -17,6 +18,7 @@ import sympy
 from ....ir.expr.dtypes import DType
 from ....ir.expr.monoid import SUM
 from ....ir.expr.origin import Origin
+from ....ir.expr.symbols import SymbolTable
 from ....ir.expr.value import Index, Load, call, cast, is_value, symbol
 from ....ir.graph.effects import has_effect
 from ....ir.graph.facts import makers_of, names_in
@@ -255,7 +257,7 @@ class ProductSites:
 
     def order(self, e: Einsum, dtype: DType, machine: Machine) -> Multiplication:
         copied = frozenset(k for k, f in enumerate(e.factors) if self.reader.strides(f, e) is None)
-        return Orders(e, self.graph.symbols.hint, machine, dtype, copied).best()
+        return Orders(e, self.graph.symbols.weighed(), machine, dtype, copied).best()
 
     def last(
         self, root: Root, at: tuple[sympy.Symbol, ...], values: Sequence[tuple[Load, float]], copies: bool = False
@@ -340,10 +342,13 @@ class ProductSites:
 
     def product_time(self, p: Product, machine: Machine) -> float:
         """That of a product of the graph."""
-        hint = self.graph.symbols.hint
-        *batch, m, n = (hint(s) for s in p.type.shape)
-        depth = hint(self.reader.types[p.left].shape[-1])
-        return product_time(ProductSize(batch[0] if batch else 1, m, n, depth, p.type.dtype), machine)
+        sizes = *p.type.shape, self.reader.types[p.left].shape[-1]
+
+        def time(table: SymbolTable) -> float:
+            *batch, m, n, depth = map(table.hint, sizes)
+            return product_time(ProductSize(batch[0] if batch else 1, m, n, depth, p.type.dtype), machine)
+
+        return fmean(map(time, self.graph.symbols.weighed()))
 
     def written_time(self, read: Iterable[str], machine: Machine) -> float:
         """That of writing what was none of its own memory before, and is an operand now."""
@@ -357,8 +362,9 @@ class ProductSites:
         readers = readers_of(self.graph).get(base, ())
         return len(readers) != 1 or isinstance(readers[0], Library)
 
-    def nbytes(self, kind: TensorType) -> int:
-        return self.graph.symbols.hint(kind.nbytes)
+    def nbytes(self, kind: TensorType) -> float:
+        """How many bytes a tensor has, on average."""
+        return fmean(table.hint(kind.nbytes) for table in self.graph.symbols.weighed())
 
 
 __all__ = ["ProductSites", "Root"]

@@ -262,6 +262,34 @@ def test_a_program_for_few_rows_multiplies_by_loops() -> None:
     assert backend.inner.frame_count == 1
 
 
+def test_few_rows_leave_out_those_that_nobody_reads() -> None:
+    """Of four rows the last costs as much as all, for the weight is read; of sixteen, which the program has too, much
+    less."""
+
+    def last(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return (torch.relu(x @ a.t()) @ b.t())[-1:]
+
+    torch.manual_seed(0)
+    a, b = torch.randn(2816, 1024), torch.randn(1024, 2816)
+    x = dynamic(torch.randn(64, 1024), 0)
+    graph = torch_mlc.explain(last, x, a, b, options={"regions": "17", "threads": 1}).graphs[0]
+    (few,) = (v.graph for v in graph.variants if v.condition.endswith("< 17"))
+    s0 = {o.buffer.shape for k in few.kernels for o in k.function.outputs}
+    assert all(size.is_Integer for shape in s0 for size in shape), "one row of each product"
+    fn, _ = compiled(last, "17", threads=1)
+    for n in (64, 2, 3, 16, 17):
+        x = dynamic(torch.randn(n, 1024), 0)
+        want = last(x.double(), a.double(), b.double())
+        torch.testing.assert_close(fn(x, a, b).double(), want, atol=2e-2, rtol=1e-4)
+
+
+def test_costs_are_weighed_at_the_most_too() -> None:
+    symbol, other = choose.sympy.symbols("s0 s1")
+    table = SymbolTable((Size(symbol, 2, None, hint=4, most=16), Size(other, hint=8)))
+    assert [t.hint(symbol * other) for t in table.weighed()] == [32, 128]
+    assert SymbolTable((Size(other, hint=8, most=8),)).weighed() == (SymbolTable((Size(other, hint=8),)),)
+
+
 def test_the_most_of_a_size_is_known_where_its_program_runs() -> None:
     symbol = choose.sympy.Symbol("s0")
     size = Size(symbol, 2, None, hint=64)

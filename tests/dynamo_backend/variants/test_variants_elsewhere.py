@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import torch_mlc
 from tests import warm_processes
 from tests.dynamo_backend import played_programs
 from tests.dynamo_backend.host.test_cuda_graphs import device  # noqa: F401
@@ -92,11 +93,13 @@ def test_programs_for_a_gpu_run_in_both_forms(
     options = replace(played_programs.OPTIONS, regions=Options.resolve(None, {"regions": regions}, {}).regions)
     graph = compile_graph(gm, (), options=options, load=False, fresh=True)
     assert graph.stages is not None and len(graph.stages.variants) == 3
-    sizes = {"4,16": (3, 9, 33), "8,%8": (5, 16, 17)}[regions]
-    for n, variant in zip(sizes, graph.stages.variants, strict=True):
-        stages = variant.compiled.stages
-        assert stages is not None
-        both = load(played, stages, lines_of(gm))
+    loaded = [
+        (v.condition, v.compiled.stages, load(played, v.compiled.stages, lines_of(gm)))
+        for v in graph.stages.variants if v.compiled.stages is not None
+    ]  # fmt: skip
+    names = [s.name for s in graph.stages.imported.symbols.symbols]
+    for n in (2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 23, 24, 33):  # each border from both sides
+        ((stages, both),) = [(s, b) for c, s, b in loaded if eval(c, dict.fromkeys(names, n))]
         x, w = rand(n, 6), rand(6)
         given = [n if i.name not in ("x_1", "w_1") else {"x_1": x, "w_1": w}[i.name] for i in stages.imported.inputs]
         for call in (both.python, both.machine):
@@ -104,6 +107,38 @@ def test_programs_for_a_gpu_run_in_both_forms(
             assert launched
             for got, want in zip(results, fn(x, w), strict=True):
                 torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+
+
+class Attended(torch.nn.Module):
+    """Any number of tokens after those in caches: prefill and decoding in one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.out = (torch.nn.Linear(512, 512, bias=False) for _ in range(2))
+        self.head = torch.nn.Linear(512, 4096, bias=False)
+
+    def forward(self, x: Tensor, keys: Tensor, values: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+        q = self.q(torch.nn.functional.rms_norm(x, (512,))).view(1, -1, 8, 64).transpose(1, 2)
+        seen = torch.arange(keys.shape[2], device=x.device)[None] <= position[:, None]
+        y = torch.nn.functional.scaled_dot_product_attention(q, keys, values, attn_mask=seen)
+        x = x + torch.relu(self.out(torch.cat(y.unbind(1), -1)))
+        return x, self.head(x[:, -1:])
+
+
+def test_a_model_for_an_absent_gpu_gets_programs_by_predicted_times() -> None:
+    """Few tokens are attended in pieces of the keys, many in tiles of their own; the last one's logits are alike."""
+    x, keys, values = torch.randn(1, 64, 512), torch.randn(1, 8, 4096, 64), torch.randn(1, 8, 4096, 64)
+    position = torch.arange(64)
+    torch._dynamo.mark_dynamic(x, 1)
+    torch._dynamo.mark_dynamic(position, 0)
+    with torch.no_grad():
+        report = torch_mlc.explain(Attended(), x, keys, values, position, options={"target": "cuda:sm_90"})
+    graph, text = report.graphs[0], str(report)
+    assert len(graph.variants) >= 2 and graph.shared_kernels >= 1
+    assert graph.proof in text and all(v.condition in text for v in graph.variants)
+    assert "each of" in graph.proof and "is in exactly one region" in graph.proof
+    launches = [len(v.graph.kernels) for v in graph.variants]
+    assert launches[0] > launches[-1], "the pieces of a row become one in a kernel of their own"
 
 
 def dynamic_seeds(count: int) -> list[int]:

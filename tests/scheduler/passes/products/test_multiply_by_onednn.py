@@ -56,6 +56,17 @@ def linear(x: Tensor, w: Tensor) -> Tensor:
     return torch.nn.functional.linear(x, w, x.new_ones(w.shape[0]))
 
 
+@pytest.mark.parametrize("fn", [product, linear, lambda x, w: x @ w.t()])
+def test_the_pass_takes_weights_with_a_view_of_their_own_and_without(fn: Callable[..., Tensor]) -> None:
+    """A weight whose transpose is there needs no node more."""
+    with torch.no_grad():
+        (traced,) = capture(fn, (torch.randn(64, 512), torch.randn(512, 512)))
+    graph = import_graph(traced)
+    made = module.multiply_by_onednn(graph, PassContext("fast", lambda device: WIDE))
+    assert [n.target for n in calls(made)] == [LINEAR]
+    assert module.multiply_by_onednn(made, PassContext("fast", lambda device: WIDE)) is made
+
+
 @pytest.mark.parametrize("fn", [product, linear])
 def test_a_plain_product_is_onednns_where_blas_has_narrow_vectors(fn: Callable[..., Tensor]) -> None:
     (call,) = calls(chosen(fn, torch.randn(128, 256), torch.randn(256, 256)))
