@@ -7,8 +7,6 @@ team is worth) the same serves both processors, so that no relation to their fig
 
 from __future__ import annotations
 
-import math
-
 from ...ir.machine import Machine
 
 # Operations on an element from which mathematics, not memory, sets the pace.
@@ -52,8 +50,6 @@ TILE_ROWS, TILE_TERMS, TILE_LEAST, TILE_PANELS = 5, 256, 32, 128
 # Rows and vectors of such tiles, the best first, with 32 registers and with 16. Loads for a term are as many as both.
 TILES = ((8, 3), (6, 4), (7, 3), (12, 2), (10, 2), (11, 2), (9, 2), (5, 4), (16, 1), (14, 1), (24, 1))
 SMALL_TILES = ((4, 3), (6, 2), (3, 4), (5, 2), (4, 2), (7, 1), (10, 1))
-# Rows from which one dimension is enough for a tile, and how many tiles of several are choices.
-TILE_SHORT, MOST_SHORT_TILES = 7, 8
 # Rows of a tile of sums that an instruction adds to, and the registers of its columns, at most; and those of one row.
 DOT_ROWS, DOT_VECTORS, DOT_ALONE = 6, 4, 8
 # Words of such a product that are summed by themselves, so that errors stay small, where terms have no groups.
@@ -140,32 +136,14 @@ def register_tiles(machine: Machine, rows: int | None, vectors: int) -> tuple[tu
     """Rows and vectors of the tiles of a product, those that leave least of their last ones empty first. ``rows`` where
     they are known; ``vectors`` are those of a row of results."""
     tiles = TILES if has_more_registers(machine) else SMALL_TILES
-    return tuple(sorted(tiles, key=lambda tile: _tile_cost(tile, rows, tile[0], vectors)))
 
+    def cost(tile: tuple[int, int]) -> float:
+        high, wide = tile
+        filled = 1.0 if rows is None else rows / (-(-rows // high) * high)
+        filled *= vectors / (-(-vectors // wide) * wide)
+        return (1.0 + 0.25 * (high + wide) / (high * wide)) / filled
 
-def short_tiles(machine: Machine, rows: tuple[int, ...], vectors: int) -> tuple[tuple[int, int], ...]:
-    """The same where rows have several short dimensions, as those of small images have: a tile has the last ones whole
-    and a piece of the one before."""
-    tallest: dict[int, int] = {}
-    for high, wide in TILES if has_more_registers(machine) else SMALL_TILES:
-        tallest[wide] = max(high, tallest.get(wide, 0))
-    found: dict[tuple[int, int], float] = {}
-    for wide, most in tallest.items():
-        whole = 1
-        for extent in reversed(rows):
-            for piece in range(1, min(extent, most // whole) + 1):
-                tile = whole * piece, wide
-                found[tile] = min(_tile_cost(tile, extent, piece, vectors), found.get(tile, math.inf))
-            whole *= extent
-    return tuple(sorted(found, key=found.__getitem__))[:MOST_SHORT_TILES]
-
-
-def _tile_cost(tile: tuple[int, int], rows: int | None, piece: int, vectors: int) -> float:
-    """What a term of a sum costs in a tile of results, in multiplications, where ``rows`` are cut into pieces."""
-    high, wide = tile
-    filled = 1.0 if rows is None else rows / (-(-rows // piece) * piece)
-    filled *= vectors / (-(-vectors // wide) * wide)
-    return (1.0 + 0.25 * (high + wide) / (high * wide)) / filled
+    return tuple(sorted(tiles, key=cost))
 
 
 def packs_panels(rows: int, panels: int, machine: Machine) -> bool:

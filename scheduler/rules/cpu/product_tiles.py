@@ -9,7 +9,6 @@ read from the second-level cache as fast as it is multiplied.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import sympy
@@ -17,16 +16,7 @@ import sympy
 from ....ir.nest.hints import CASCADE
 from ....ir.nest.loops import LoopNest
 from ....ir.target import Target
-from ...cost.cpu_kernels import (
-    TILE_LEAST,
-    TILE_PANELS,
-    TILE_ROWS,
-    TILE_SHORT,
-    TILE_TERMS,
-    packs_panels,
-    register_tiles,
-    short_tiles,
-)
+from ...cost.cpu_kernels import TILE_LEAST, TILE_PANELS, TILE_ROWS, TILE_TERMS, packs_panels, register_tiles
 from ...error import ScheduleError
 from ...schedule.schedule import Schedule
 from ..analysis import analyse
@@ -40,20 +30,7 @@ def _matches(nest: LoopNest, target: Target) -> bool:
     if roles is None or roles.is_across or roles.packed or not roles.rows:
         return False
     extents, hint = dict(analyse(nest).rows), nest.symbols.hint
-    short = _short(roles, extents)
-    rows = math.prod(short) if short else hint(extents[roles.rows[-1]])
-    return rows >= TILE_ROWS and hint(extents[roles.columns[-1]]) >= target.lanes(8)
-
-
-def _short(roles: DimensionRoles, extents: Mapping[sympy.Symbol, sympy.Expr]) -> tuple[int, ...]:
-    """The last dimensions of the rows, where one alone is too short for a tile, as that of a small image is: as many as
-    are known, so that a tile goes on in the next row of an image or in the next image. () where none is too short."""
-    found: list[int] = []
-    for v in reversed(roles.rows):
-        if not extents[v].is_Integer or math.prod(found) >= TILE_SHORT:
-            break
-        found.insert(0, int(extents[v]))
-    return tuple(found) if len(found) > 1 else ()
+    return hint(extents[roles.rows[-1]]) >= TILE_ROWS and hint(extents[roles.columns[-1]]) >= target.lanes(8)
 
 
 def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...]]:
@@ -61,12 +38,7 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     assert roles is not None
     extents, hint = dict(analyse(nest).rows), nest.symbols.hint
     rows, columns = extents[roles.rows[-1]], extents[roles.columns[-1]]
-    wide = -(-hint(columns) // target.lanes(_size(nest)))
-    short = _short(roles, extents)
-    if short:
-        tiles = short_tiles(target.machine, short, wide)
-    else:
-        tiles = register_tiles(target.machine, _known(rows), wide)
+    tiles = register_tiles(target.machine, _known(rows), -(-hint(columns) // target.lanes(_size(nest))))
     many = hint(sympy.Mul(*(extents[v] for v in roles.rows)))
     panels = hint(columns) // (tiles[0][1] * target.lanes(_size(nest)))
     pack = packs_panels(many, panels, target.machine)
@@ -75,18 +47,6 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
         "vectors": tuple(dict.fromkeys(v for _, v in tiles)),
         "pack": (pack, not pack),
     }
-
-
-def _heights(roles: DimensionRoles, extents: Mapping[sympy.Symbol, sympy.Expr], rows: int) -> tuple[int, ...]:
-    """How far a tile of ``rows`` goes along each dimension of the rows."""
-    short = _short(roles, extents)
-    if not short:
-        return (*(1 for _ in roles.rows[1:]), rows)
-    found: list[int] = []
-    for extent in reversed(short):
-        found.insert(0, max(1, min(extent, rows)))
-        rows //= extent
-    return (*(1 for _ in roles.rows[len(short) :]), *found)
 
 
 def _known(extent: sympy.Expr) -> int | None:
@@ -103,7 +63,6 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     assert roles is not None
     nest = schedule.nest  # as lowering left it
     lanes, depth = target.lanes(_size(nest)), 0
-    heights = _heights(roles, dict(analyse(nest).rows), int(params["rows"]))
     panel: list[tuple[str, str]] = []
     for name in schedule.get_blocks():
         place = ProductLoops(schedule, name)
@@ -111,15 +70,13 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
         column, vectors, lane = _columns(schedule, place.take(roles.columns[-1]), int(params["vectors"]), lanes)
         outer.append(column)
         panel.append((name, column))
-        rows: list[str] = []
-        for v, height in zip(roles.rows, heights, strict=True):
-            row, *piece = place.cut(v, height)
-            outer.append(row)
-            rows += piece
+        outer += [place.take(v) for v in roles.rows[:-1]]
+        row, *rows = place.cut(roles.rows[-1], int(params["rows"]))
+        outer.append(row)
         inside = [*rows, vectors, lane]
         turned = bool(rows) and not schedule.block(name).is_reduction and _leaves_in_rows(nest, roles, name)
         if turned:
-            inside = [vectors, *rows[:-1], lane, rows[-1]]
+            inside = [vectors, lane, *rows]
         depth = len([lp for lp in outer if lp])
         terms: list[str] = []
         if schedule.block(name).is_reduction:
@@ -129,10 +86,10 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
             schedule.reorder(*loops)
         if terms:
             take_out(schedule, [lp for lp in (*terms, *inside) if lp], place)
-        for lp in (*rows[:-1], lane) if turned else (*rows, vectors):
+        for lp in (lane,) if turned else (*rows, vectors):
             if lp:
                 schedule.unroll(lp)
-        schedule.vectorize(rows[-1] if turned else lane)
+        schedule.vectorize(rows[0] if turned else lane)
     if params["pack"]:
         for name, column in panel:
             if schedule.block(name).is_reduction:
