@@ -84,7 +84,7 @@ def test_nan_stays_where_it_is() -> None:
 
 
 def test_no_kernel_copies_filters_that_do_not_change() -> None:
-    model, x = nn.Conv2d(32, 64, 3, padding=1).eval(), torch.randn(2, 32, 3, 3)
+    model, x = nn.Conv2d(32, 64, 3, padding=1).eval(), torch.randn(2, 32, 8, 8)
     graph = graph_of(model, x)
     assert turned(graph) == 1
     assert copies(graph) == 1, "the images with their border"
