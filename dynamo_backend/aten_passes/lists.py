@@ -18,6 +18,7 @@ from .frozen.join_products import join_products
 from .frozen.literals import write_literals
 from .frozen.pack_convolutions import pack_convolutions
 from .frozen.pack_weights import pack_weights
+from .frozen.turn_filters import turn_filters
 from .loss.chunk_loss import chunk_losses
 from .loss.decompose_log_softmax import decompose_log_softmax
 from .merge_products import merge_products
@@ -79,6 +80,7 @@ FROZEN_PASSES: AtenPasses = (
     Pass("join_products", ATEN, join_products, needs=(FROZEN,)),
     Pass("pack_weights", ATEN, pack_weights, needs=(FAST, FROZEN)),
     Pass("pack_convolutions", ATEN, pack_convolutions, needs=(FAST, FROZEN)),
+    Pass("turn_filters", ATEN, turn_filters, needs=(FROZEN,)),
 )
 # Every graph that is compiled, bodies of control flow among them.
 ATEN_PASSES: AtenPasses = (

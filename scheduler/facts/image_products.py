@@ -28,10 +28,11 @@ def is_image_product(c: Convolution) -> bool:
 
 
 def decompose_as_product(c: Convolution, name: Names, note: str, fresh: tuple[str, str]) -> list[Node]:
-    """The output as a sum of products of ``fresh`` copies of the image and of the filters, and the element that adds
-    its bias."""
+    """The output as a sum of products of ``fresh`` copies of the image and of the filters, where these do not lie in
+    that order, and the element that adds its bias."""
     origins = tuple(replace(o, note=note) for o in c.node.origins)
-    images, filters = _images(c, fresh[0], origins), _filters(c, fresh[1], origins)
+    images = _images(c, fresh[0], origins)
+    filters = None if _is_in_order(c) else _filters(c, fresh[1], origins)
     batch, out, *at = axes_of(len(c.output.shape))
     taps = [symbol(f"r{k}") for k in range(c.rank)]
     channel, dtype, wide = symbol(f"r{c.rank}"), c.input.dtype, c.input.dtype.compute
@@ -43,7 +44,11 @@ def decompose_as_product(c: Convolution, name: Names, note: str, fresh: tuple[st
     def read(name: str, indices: tuple[sympy.Expr, ...]) -> Expr:
         return cast(Load(name, tuple(sympy.sympify(i).xreplace(none) for i in indices), dtype), wide)
 
-    term = call("mul", read(images.name, (batch, *places, channel)), read(filters.name, (*taps, channel, out)))
+    if filters is None:
+        factor = read(c.names["weight"], (out, channel, *taps))
+    else:
+        factor = read(filters.name, (*taps, channel, out))
+    term = call("mul", read(images.name, (batch, *places, channel)), factor)
     axes = axes_of(len(c.output.shape))
     inner = contiguous_strides((c.output.shape[0], *c.output.shape[2:], c.output.shape[1]))
     kind = replace(c.output, strides=(inner[0], inner[-1], *inner[1:-1]), dtype=wide)
@@ -58,7 +63,8 @@ def decompose_as_product(c: Convolution, name: Names, note: str, fresh: tuple[st
     if "bias" in c.names:
         value = call("add", value, cast(Load(c.names["bias"], (out,), c.output.dtype), wide))
     value = cast(value, c.output.dtype, when_stored=not c.node.rounded)
-    return [images, filters, total, Compute(name.result, c.output, axes, value, origins)]
+    copies = [images] if filters is None else [images, filters]
+    return [*copies, total, Compute(name.result, c.output, axes, value, origins)]
 
 
 def _images(c: Convolution, name: str, origins: tuple[Origin, ...]) -> Compute:
@@ -79,6 +85,13 @@ def _images(c: Convolution, name: str, origins: tuple[Origin, ...]) -> Compute:
             value = Select(inside, value, const(0, c.input.dtype))
     kind = TensorType(shape, contiguous_strides(shape), c.input.dtype, c.input.device)
     return Compute(name, kind, axes_of(len(shape)), value, origins)
+
+
+def _is_in_order(c: Convolution) -> bool:
+    """Whether the memory of the filters is ``[*kernel, C, O]`` as it is."""
+    out, channels, *kernel = c.weight.shape
+    outermost = contiguous_strides((*kernel, channels, out))
+    return c.weight.strides == (outermost[-1], outermost[-2], *outermost[:-2])
 
 
 def _bound(extent: sympy.Expr) -> Expr:
