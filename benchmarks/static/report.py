@@ -14,6 +14,9 @@ from rich.text import Text
 from torch_mlc.dynamo_backend.reports.model_report import Report
 from torch_mlc.dynamo_backend.reports.report import KernelReport
 from torch_mlc.runtime.model.predict import Prediction
+from torch_mlc.scheduler.cost.products.gpu_tiles import GROUP_ROWS
+from torch_mlc.scheduler.rules.contraction import extent, find_contraction
+from torch_mlc.scheduler.rules.gpu.common import typical
 
 from ..models.spec import Size
 from ..steps import Progress
@@ -137,8 +140,17 @@ def _kernel_json(kernel: KernelReport, seconds: float) -> dict[str, Any]:
         "contiguous_bytes": kernel.contiguous_bytes,
         "wide_bytes": {"loads": wide_bytes(kernel, stores=False), "stores": wide_bytes(kernel, stores=True)},
         "product": "tl.dot(" in kernel.source,
+        "few_rows": _has_few_rows(kernel),
         "predicted": _prediction_json(kernel.prediction),
     }
+
+
+def _has_few_rows(kernel: KernelReport) -> bool:
+    """Whether a product has fewer rows than tensor cores multiply that do so in groups of warps."""
+    found = find_contraction(kernel.nest, vectors=True) if kernel.nest is not None else None
+    if found is None:
+        return False
+    return min(typical(kernel.nest, extent(axes)) for axes in (found.rows, found.columns)) < GROUP_ROWS
 
 
 def _prediction_json(prediction: Prediction | None) -> dict[str, Any] | None:

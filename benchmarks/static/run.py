@@ -257,9 +257,10 @@ def _kernel_rows(workloads: Facts, target: Target) -> list[Row]:
     products = [(name, k) for name, k in known if k["product"]]
     if products:
         by = "group_products" if target.has_group_products else "warp_products"
-        plain = [f"{name}: {k['name']}" for name, k in products if not k["resources"][by]]
-        share = 1 - len(plain) / len(products)
-        detail = f"{len(products)} contractions" + (f"; without: {_some(plain)}" if plain else "")
+        many = [(name, k) for name, k in products if not k["few_rows"]]
+        plain = [f"{name}: {k['name']}" for name, k in many if not k["resources"][by]]
+        share = 1 - len(plain) / max(len(many), 1)
+        detail = f"{len(many)} contractions" + (f"; without: {_some(plain)}" if plain else "")
         what = f"contractions of 64 or more rows with {'wgmma' if target.has_group_products else 'mma'}"
         rows.append(Row(what, share, 1, at_least=True, detail=detail, digits=2))
     for what, most, product in (
