@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from torch_mlc.dynamo_backend.reports.report import KernelReport
@@ -29,6 +30,8 @@ def memory_rows(name: str, kernels: Sequence[KernelReport]) -> list[Row]:
     if flights:
         value, worst = min(flights)
         detail = f"least in {worst}"
+        if guessed := [k.name for k in bound if k.issue is not None and k.issue.guessed]:
+            value, detail = math.inf, f"not known: how often loops of {', '.join(guessed)} run"
         rows.append(Row(f"{name}: KiB in flight", value, IN_FLIGHT, at_least=True, detail=detail, digits=1))
     segments = [(c, k.name) for k in bound if k.rule in COLUMN_RULES and (c := k.contiguous_bytes) is not None]
     if segments:

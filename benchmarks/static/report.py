@@ -49,6 +49,8 @@ class Row:
 
     def text(self, value: float | None) -> str:
         """Ratios with two digits at least, whatever they are compared with."""
+        if value is not None and math.isinf(value):
+            return "not known"
         return "-" if value is None else f"{value:.{max(self.digits, 2) if self.digits else 0}f}"
 
 

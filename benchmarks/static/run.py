@@ -231,6 +231,8 @@ def _slot_rows(workloads: Facts) -> list[Row]:
             value = sum(slots for slots, _, _ in counted) / max(sum(least for _, least, _ in counted), 1)
             worst = max(counted, key=lambda found: found[0])[2]
             detail = f"most in {worst['name']}"
+            if guessed := [k["name"] for _, _, k in counted if k["issue"]["guessed"]]:
+                value, detail = math.inf, f"not known: how often loops of {_some(guessed)} run"
             rows.append(Row(f"{name}: slots a byte", value, SLOTS_A_BYTE, detail=detail, digits=1))
     return rows
 

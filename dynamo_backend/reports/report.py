@@ -40,6 +40,12 @@ _BRACKETS = re.compile(r" \([^()]*\)")
 _OPERANDS = re.compile(r"; nothing to read in packed form( \(.*\))?")
 
 
+def _loops(lines: tuple[int, ...]) -> str:
+    """Loops by their lines in the source, 0 where the compiler made one."""
+    named = [f"the loop of line {n}" for n in dict.fromkeys(lines) if n]
+    return " and ".join([*named, *(["a loop of the compiler's"] if 0 in lines else [])])
+
+
 @dataclass(frozen=True, slots=True)
 class KernelReport:
     """One kernel.
@@ -84,9 +90,10 @@ class KernelReport:
     @property
     def slots_a_byte(self) -> float | None:
         """Instruction slots for each byte that the kernel has to move: above its GPU's ``issued / bandwidth``
-        (``Target.machine``; 7 to 8) it is bound by its instructions rather than by memory."""
-        issue = self.issue
-        return issue.slots / self.traffic.least if issue and self.traffic and self.traffic.least else None
+        (``Target.machine``; 7 to 8) it is bound by its instructions rather than by memory. None where it is not known
+        how often a loop runs, as where data end it (``issue.guessed``)."""
+        slots = self.issue.known_slots if self.issue is not None else None
+        return slots / self.traffic.least if slots is not None and self.traffic and self.traffic.least else None
 
     @property
     def bytes_in_flight(self) -> float | None:
@@ -156,6 +163,8 @@ class KernelReport:
         parts += [f"   takes {self.resources}"] if self.resources is not None else []
         slots = self.slots_a_byte
         parts += [f"   issues {slots:.2f} instruction slots a byte"] if slots is not None else []
+        guessed = self.issue.guessed if self.issue is not None else ()
+        parts += [f"   how often {_loops(guessed)} runs is not known, and once is taken"] if guessed else []
         parts += [f"   is predicted to take {self.prediction}"] if self.prediction is not None else []
         flight, segment = self.bytes_in_flight, self.contiguous_bytes
         parts += [f"   has {flight / 1024:.1f} KiB of loads in flight a multiprocessor"] if flight is not None else []

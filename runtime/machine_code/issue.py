@@ -33,6 +33,11 @@ class IssueReport:
     programs: int = 0
     in_flight: float | None = None
 
+    @property
+    def known_slots(self) -> float | None:
+        """The slots, None where how often a loop runs was guessed: where data decide it, they may be any number."""
+        return None if self.guessed else self.slots
+
     def on_multiprocessor(self, threads: int, occupancy: float, machine: Machine) -> float | None:
         """Bytes of loads in flight on a multiprocessor whose ``occupancy`` programs of so many ``threads`` can fill,
         as far as the launch has so many programs."""
