@@ -181,7 +181,7 @@ def _ours(graph: GraphReport) -> Side:
                 k.calls,
                 k.prediction.seconds,
                 k.prediction.bound,
-                k.traffic.moved,
+                round(k.traffic.moved * k.rows),
                 slots,
                 registers,
                 spills,

@@ -55,7 +55,8 @@ class KernelReport:
     ``error`` is why it did not compile, and then its ATen ops run instead.
     ``nest`` is the kernel as it was lowered, ``scheduled`` what ``trace`` made of it for ``target``. ``resources`` is
     what the machine code, ``binary``, takes of a GPU; ``kernel`` is what it was compiled from. ``chosen`` says who
-    chose the schedule, and ``candidates``, line by line, what tuning knows of others.
+    chose the schedule, and ``candidates``, line by line, what tuning knows of others. A call over a table does on
+    average ``rows`` times what the nest has at typical sizes, of which ``traffic`` tells.
     """
 
     name: str
@@ -78,6 +79,7 @@ class KernelReport:
     binary: GpuBinary | None = field(default=None, repr=False)
     chosen: str = ""
     candidates: tuple[str, ...] = field(default=(), repr=False)
+    rows: float = 1.0
 
     @property
     def issue(self) -> IssueReport | None:
@@ -85,7 +87,7 @@ class KernelReport:
         if self.binary is None or self.kernel is None or self.nest is None:
             return None
         symbols = self.nest.symbols
-        return issue_report(self.binary, self.kernel, {s.name: symbols.hint(s) for s in symbols.symbols})
+        return issue_report(self.binary, self.kernel, {s.name: symbols.hint(s) for s in symbols.symbols}, self.rows)
 
     @property
     def slots_a_byte(self) -> float | None:
@@ -93,7 +95,8 @@ class KernelReport:
         (``Target.machine``; 7 to 8) it is bound by its instructions rather than by memory. None where it is not known
         how often a loop runs, as where data end it (``issue.guessed``)."""
         slots = self.issue.known_slots if self.issue is not None else None
-        return slots / self.traffic.least if slots is not None and self.traffic and self.traffic.least else None
+        least = self.traffic.least * self.rows if self.traffic else 0
+        return slots / least if slots is not None and least else None
 
     @property
     def bytes_in_flight(self) -> float | None:
@@ -111,7 +114,7 @@ class KernelReport:
         and where machine code cannot be read."""
         if self.binary is None or self.kernel is None or self.scheduled is None or self.target is None:
             return None
-        return predicted(self.binary, self.kernel, self.scheduled, self.target)
+        return predicted(self.binary, self.kernel, self.scheduled, self.target, self.rows)
 
     @property
     def contiguous_bytes(self) -> int | None:
