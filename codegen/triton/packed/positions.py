@@ -30,8 +30,7 @@ class Positions:
         if not self.enabled or values.info is None or not values.info.is_operand or not values.dims(index):
             return None
         place = sympy.expand(index.xreplace(values.meaning))
-        ahead = program.tile.keys() | {e for e in program.loops.values() if e.is_Symbol and e.name.startswith("pid_")}
-        if not place.free_symbols <= ahead | set(program.nest.symbols.symbols):
+        if not place.free_symbols <= {*program.tile, *program.program_ids, *program.nest.symbols.symbols}:
             return None
         key = ("position", place, dtype)
         found = self.out.known(key)
