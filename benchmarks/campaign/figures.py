@@ -24,7 +24,8 @@ def kernel_figures(k: KernelReport) -> Row:
     """Of a kernel that was compiled: registers, spills, slots, bytes in flight, traffic."""
     return {
         "kernel": k.name, "rule": k.rule, "calls": k.calls, "target": str(k.target),
-        "moved_bytes": k.traffic.moved if k.traffic else None, "least_bytes": k.traffic.least if k.traffic else None,
+        "moved_bytes": round(k.traffic.moved * k.rows) if k.traffic else None,
+        "least_bytes": round(k.traffic.least * k.rows) if k.traffic else None,
         "contiguous_bytes": k.contiguous_bytes, "bytes_in_flight": k.bytes_in_flight, "slots_a_byte": k.slots_a_byte,
         "resources": asdict(k.resources) if k.resources is not None else None,
         "issue": asdict(k.issue) if k.issue is not None else None,

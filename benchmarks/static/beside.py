@@ -35,14 +35,14 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType({**COMPARED, **KERNEL_GRAPH
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """A kernel of either compiler: what one of its ``calls`` takes, moves and issues. ``how`` is our rule, or the
-    parameters of Inductor's configuration."""
+    parameters of Inductor's configuration; ``slots`` is None where it is not known how often a loop runs."""
 
     name: str
     calls: int
     seconds: float
     bound: str
     moved: int
-    slots: float
+    slots: float | None
     registers: int | None
     spills: int | None
     how: str
@@ -74,9 +74,10 @@ class Side:
 
     @property
     def slots_a_byte(self) -> float | None:
-        """Instructions of its kernels over the bytes that those visit."""
+        """Instructions of its kernels over the bytes that those visit; None where those of one are not known."""
         moved = sum(k.calls * k.moved for k in self.kernels)
-        return sum(k.calls * k.slots for k in self.kernels) / moved if moved else None
+        slots = [k.calls * k.slots for k in self.kernels if k.slots is not None]
+        return sum(slots) / moved if moved and len(slots) == len(self.kernels) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +173,7 @@ def _ours(graph: GraphReport) -> Side:
     for k in graph.kernels:
         if k.prediction is None or k.traffic is None:
             raise ValueError(f"{k.name} has no prediction: {k.error}")
-        r, slots = k.resources, k.issue.slots if k.issue is not None else 0.0
+        r, slots = k.resources, k.issue.known_slots if k.issue is not None else None
         registers, spills = (r.registers, r.spills) if r is not None else (None, None)
         kernels.append(
             Kernel(
@@ -180,7 +181,7 @@ def _ours(graph: GraphReport) -> Side:
                 k.calls,
                 k.prediction.seconds,
                 k.prediction.bound,
-                k.traffic.moved,
+                round(k.traffic.moved * k.rows),
                 slots,
                 registers,
                 spills,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from torch_mlc.dynamo_backend.reports.report import KernelReport
@@ -22,13 +23,15 @@ COLUMN_RULES = ("gpu_column_reduction", "gpu_column_pieces", "gpu_cross_reductio
 def memory_rows(name: str, kernels: Sequence[KernelReport]) -> list[Row]:
     """Of a workload's kernels that memory ought to bind: the least in flight, and the least contiguous bytes of those
     that reduce columns. What has no such kernel has no row."""
-    whole = sum(k.traffic.moved * k.calls for k in kernels if k.traffic is not None)
+    whole = sum(k.traffic.moved * k.rows * k.calls for k in kernels if k.traffic is not None)
     bound = [k for k in kernels if _counts(k, whole)]
     rows = []
     flights = [(f / 1024, k.name) for k in bound if (f := k.bytes_in_flight) is not None]
     if flights:
         value, worst = min(flights)
         detail = f"least in {worst}"
+        if guessed := [k.name for k in bound if k.issue is not None and k.issue.guessed]:
+            value, detail = math.inf, f"not known: how often loops of {', '.join(guessed)} run"
         rows.append(Row(f"{name}: KiB in flight", value, IN_FLIGHT, at_least=True, detail=detail, digits=1))
     segments = [(c, k.name) for k in bound if k.rule in COLUMN_RULES and (c := k.contiguous_bytes) is not None]
     if segments:
@@ -38,10 +41,10 @@ def memory_rows(name: str, kernels: Sequence[KernelReport]) -> list[Row]:
     return rows
 
 
-def _counts(kernel: KernelReport, whole: int) -> bool:
+def _counts(kernel: KernelReport, whole: float) -> bool:
     t = kernel.traffic
     if t is None or kernel.target is None or "tl.dot(" in kernel.source:
         return False
     read = sum(v.read for v in t.arrays.values())
     least = _TIMES * IN_FLIGHT * 1024 * kernel.target.machine.cores
-    return t.moved * kernel.calls >= _SHARE * whole and read >= least
+    return t.moved * kernel.rows * kernel.calls >= _SHARE * whole and read * kernel.rows >= least

@@ -14,6 +14,9 @@ from rich.text import Text
 from torch_mlc.dynamo_backend.reports.model_report import Report
 from torch_mlc.dynamo_backend.reports.report import KernelReport
 from torch_mlc.runtime.model.predict import Prediction
+from torch_mlc.scheduler.cost.products.gpu_tiles import GROUP_ROWS
+from torch_mlc.scheduler.rules.contraction import extent, find_contraction
+from torch_mlc.scheduler.rules.gpu.common import typical
 
 from ..models.spec import Size
 from ..steps import Progress
@@ -46,6 +49,8 @@ class Row:
 
     def text(self, value: float | None) -> str:
         """Ratios with two digits at least, whatever they are compared with."""
+        if value is not None and math.isinf(value):
+            return "not known"
         return "-" if value is None else f"{value:.{max(self.digits, 2) if self.digits else 0}f}"
 
 
@@ -127,8 +132,8 @@ def _kernel_json(kernel: KernelReport, seconds: float) -> dict[str, Any]:
         "ops": kernel.ops,
         "error": kernel.error,
         "compile_cpu_s": round(seconds, 4) if math.isfinite(seconds) else None,
-        "moved_bytes": traffic.moved if traffic else None,
-        "least_bytes": traffic.least if traffic else None,
+        "moved_bytes": round(traffic.moved * kernel.rows) if traffic else None,
+        "least_bytes": round(traffic.least * kernel.rows) if traffic else None,
         "reads": {n: round(v.times, 3) for n, v in traffic.arrays.items() if v.read} if traffic else {},
         "resources": asdict(kernel.resources) if kernel.resources is not None else None,
         "issue": asdict(kernel.issue) if kernel.issue is not None else None,
@@ -137,8 +142,17 @@ def _kernel_json(kernel: KernelReport, seconds: float) -> dict[str, Any]:
         "contiguous_bytes": kernel.contiguous_bytes,
         "wide_bytes": {"loads": wide_bytes(kernel, stores=False), "stores": wide_bytes(kernel, stores=True)},
         "product": "tl.dot(" in kernel.source,
+        "few_rows": _has_few_rows(kernel),
         "predicted": _prediction_json(kernel.prediction),
     }
+
+
+def _has_few_rows(kernel: KernelReport) -> bool:
+    """Whether a product has fewer rows than tensor cores multiply that do so in groups of warps."""
+    found = find_contraction(kernel.nest, vectors=True) if kernel.nest is not None else None
+    if found is None:
+        return False
+    return min(typical(kernel.nest, extent(axes)) for axes in (found.rows, found.columns)) < GROUP_ROWS
 
 
 def _prediction_json(prediction: Prediction | None) -> dict[str, Any] | None:

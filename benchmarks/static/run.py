@@ -231,6 +231,8 @@ def _slot_rows(workloads: Facts) -> list[Row]:
             value = sum(slots for slots, _, _ in counted) / max(sum(least for _, least, _ in counted), 1)
             worst = max(counted, key=lambda found: found[0])[2]
             detail = f"most in {worst['name']}"
+            if guessed := [k["name"] for _, _, k in counted if k["issue"]["guessed"]]:
+                value, detail = math.inf, f"not known: how often loops of {_some(guessed)} run"
             rows.append(Row(f"{name}: slots a byte", value, SLOTS_A_BYTE, detail=detail, digits=1))
     return rows
 
@@ -257,9 +259,10 @@ def _kernel_rows(workloads: Facts, target: Target) -> list[Row]:
     products = [(name, k) for name, k in known if k["product"]]
     if products:
         by = "group_products" if target.has_group_products else "warp_products"
-        plain = [f"{name}: {k['name']}" for name, k in products if not k["resources"][by]]
-        share = 1 - len(plain) / len(products)
-        detail = f"{len(products)} contractions" + (f"; without: {_some(plain)}" if plain else "")
+        many = [(name, k) for name, k in products if not k["few_rows"]]
+        plain = [f"{name}: {k['name']}" for name, k in many if not k["resources"][by]]
+        share = 1 - len(plain) / max(len(many), 1)
+        detail = f"{len(many)} contractions" + (f"; without: {_some(plain)}" if plain else "")
         what = f"contractions of 64 or more rows with {'wgmma' if target.has_group_products else 'mma'}"
         rows.append(Row(what, share, 1, at_least=True, detail=detail, digits=2))
     for what, most, product in (

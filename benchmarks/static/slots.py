@@ -128,8 +128,8 @@ _WORKLOADS = (
     Workload("cross entropy, N=131072, both ways", _cross_entropy, True),
     *(Workload(f"int8 linear of {rows} rows", _int8(rows)) for rows in (1, 16)),
     *(Workload(f"int4 linear of {rows} rows", _int4(rows)) for rows in (1, 16)),
-    Workload("int4 linear of 1 rows, int32 words", _words(1, gptq=False)),
-    Workload("int4 linear of 1 rows, GPTQ", _words(1, gptq=True)),
+    *(Workload(f"int4 linear of {rows} rows, int32 words", _words(rows, gptq=False)) for rows in (1, 16)),
+    *(Workload(f"int4 linear of {rows} rows, GPTQ", _words(rows, gptq=True)) for rows in (1, 16)),
     Workload("float8_e4m3fn linear of 1 rows", _e4m3),
 )
 SLOT_WORKLOADS: Mapping[str, Workload] = MappingProxyType({w.name: w for w in _WORKLOADS})

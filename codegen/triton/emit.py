@@ -35,6 +35,7 @@ from .loops.limits import Limits, take_limits
 from .loops.states import begin_states
 from .packed.pairs import Pairs
 from .packed.parts import Parts, WrittenIteration
+from .packed.positions import Positions
 from .products.column_parts import ColumnParts
 from .products.descriptors import Descriptors
 from .products.places import load_places
@@ -82,6 +83,7 @@ class _TritonEmitter:
         self.values.tile_load = lambda b, e: self.descriptors.load(b, e) or self.parts.load(b, e)
         self.pairs = Pairs(self.values, self.parts.word, target.has_pairs)
         self.values.tile_cast = self.pairs.cast
+        self.values.tile_position = Positions(self.values, self.out, target.has_pairs).value
         self.values.tile_draw = Draws(self.values, self.out).draw
         self.scans = Scans(self.values, self.out, self.reductions)
         self.columns = ColumnParts(self.program, self.values, self.out)
@@ -99,6 +101,7 @@ class _TritonEmitter:
         parameters = list(PARAMETERS) if table else [*(f"{b.name}_ptr" for b in self.nest.params), *symbols]
         self._program_ids()
         self._tile_axes()
+        self.out.end_head()
         self.descriptors.declare()
         self._body()
         body = "\n".join(self.out.lines) or "    pass"

@@ -42,6 +42,8 @@ class Expressions(Lanes, ABC):
         self.tile_cast: Callable[[Cast, Mapping[str, Value], tuple[Value, ...]], Value | None] = lambda *_: None
         # Random numbers of a tile, where neighbours share what makes them.
         self.tile_draw: Callable[[Call, Mapping[str, Value], tuple[Value, ...]], Value | None] = lambda *_: None
+        # Positions as numbers, where they are not to be computed in place.
+        self.tile_position: Callable[[sympy.Expr, DType], Value | None] = lambda *_: None
         self._memo: dict[tuple[int, tuple[Value, ...]], tuple[Expr, Value]] = {}
         self._loading: dict[int, tuple[Expr, bool]] = {}
 
@@ -124,6 +126,8 @@ class Expressions(Lanes, ABC):
         index = simplify(expr.index.xreplace(self._axes), self._extents, self.program.nest.symbols)
         if index.is_Integer:
             return Value(literal(int(index)), SCALAR, expr.dtype, literal=True)
+        if (ahead := self.tile_position(index, expr.dtype)) is not None:
+            return ahead
         text = f"tl.cast({self.index(index)}, {type_text(expr.dtype)})"
         return self.named(text, self.dims(index), expr.dtype)
 

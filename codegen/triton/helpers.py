@@ -54,6 +54,14 @@ def mlc_held(a):
         "xor.b32 $0, $1, $2;", "=r,r,r,r", [a, tl.program_id(2)], dtype=a.dtype, is_pure=True, pack=2
     )
 ''',
+    "mlc_as_loaded": '''
+@triton.jit
+def mlc_as_loaded(a, pointer):
+    """The same whole numbers, as a load of which no lane is performed gives them: numbers of programs are not
+    negative."""
+    nowhere = tl.cast(pointer, tl.pointer_type(a.dtype), bitcast=True) + tl.zeros_like(a)
+    return tl.load(nowhere, mask=tl.zeros_like(a) + tl.program_id(0) < 0, other=a)
+''',
     "mlc_pow": '''
 @triton.jit
 def mlc_pow(a, b):

@@ -44,6 +44,8 @@ class SourceWriter:
         self.helpers: dict[str, str] = {}
         self._count: dict[str, int] = {}
         self._scopes: list[dict[Hashable, object]] = [{}]
+        # Where the head of the program ends: behind its numbers and the axes of tiles.
+        self._head = 0
 
     def line(self, text: str) -> None:
         self.lines.append("    " * self.depth + text)
@@ -60,6 +62,17 @@ class SourceWriter:
     def assign(self, prefix: str, text: str) -> str:
         name = self.fresh(prefix)
         self.line(f"{name} = {text}")
+        return name
+
+    def end_head(self) -> None:
+        """What is written from now on is the body of the program."""
+        self._head = len(self.lines)
+
+    def assign_ahead(self, prefix: str, text: str) -> str:
+        """A name for what is the same in all of the program, written at the end of its head."""
+        name = self.fresh(prefix)
+        self.lines.insert(self._head, f"    {name} = {text}")
+        self._head += 1
         return name
 
     @contextmanager
@@ -83,6 +96,10 @@ class SourceWriter:
 
     def remember(self, key: Hashable, value: object) -> None:
         self._scopes[-1][key] = value
+
+    def remember_always(self, key: Hashable, value: object) -> None:
+        """Remember what was written ahead of the body, whatever is open now."""
+        self._scopes[0][key] = value
 
     def forget(self, buffer: str) -> None:
         """Loads of a buffer that is written: what was loaded before does not hold any more."""

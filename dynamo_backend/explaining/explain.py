@@ -114,6 +114,7 @@ def report_of(compiled: CompiledGraph, target: Target | None = None) -> GraphRep
     variants = tuple(VariantReport(v.condition, report_of(v.compiled, target), v.is_typical) for v in stages.variants)
     peaks = (*peaks, *(v.graph.peak_bytes for v in variants))
     traffic = graph_traffic(stages.fusion.graph, stages.fusion.functions, {k.name: k.traffic for k in kernels})
+    kernels = tuple(replace(k, rows=traffic.rows[k.name]) if k.name in traffic.rows else k for k in kernels)
     return GraphReport(
         compiled.name,
         ", ".join(targets) or "cpu",

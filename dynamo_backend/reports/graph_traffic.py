@@ -21,7 +21,8 @@ class GraphTraffic:
 
     ``reads`` is how often each input is read, by all kernels and calls together: 1 where each byte that is needed is
     asked for once. A library call is taken to read its arguments and write its results once. Sizes that are symbols
-    count with their typical values. ``calls`` are the bytes of each library call, in order.
+    count with their typical values. ``calls`` are the bytes of each library call, in order; ``rows`` by function over
+    a table how many times what it has at typical sizes a call does, on average.
     """
 
     kernels: int
@@ -29,6 +30,7 @@ class GraphTraffic:
     compulsory: int
     reads: Mapping[str, float] = field(default_factory=dict)
     calls: tuple[int, ...] = ()
+    rows: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def moved(self) -> int:
@@ -55,6 +57,8 @@ class _GraphCounter:
         self.functions = functions
         self.traffic = traffic
         self.types = graph.types()
+        # Function over a table -> of each of its calls, how many times what it has at typical sizes.
+        self.rows: dict[str, list[float]] = {}
         self.home = {name: name for name in self.types}
         # Bytes of each input that are read, by the view through which they are.
         self.read: dict[str, dict[str, int]] = {i.name: {} for i in graph.inputs if isinstance(i, Input)}
@@ -69,7 +73,10 @@ class _GraphCounter:
                 case View():
                     self.home[node.name] = self.home[node.source]
                 case CallTensor():
-                    kernels += sum(self.call(c) for c in node.calls())
+                    moved = sum(self.call(c) for c in node.calls())
+                    kernels += moved
+                    if (of := self.traffic[node.function]) is not None and len(node.calls()) > 1 and of.moved:
+                        self.rows.setdefault(node.function, []).append(moved / of.moved)
                 case Library(target=target) if target in NOTHING:
                     pass
                 case Library() if passed := passed_on(node):
@@ -81,7 +88,8 @@ class _GraphCounter:
                     raise AssertionError(f"{node.names[0]} is in no kernel: the graph is not fused")
         needed = {name: min(self.bytes(name), sum(views.values())) for name, views in self.read.items()}
         reads = {name: self.visited[name] / size for name, size in needed.items() if size}
-        return GraphTraffic(kernels, sum(calls), sum(needed.values()) + self.results(), reads, tuple(calls))
+        rows = {name: sum(found) / len(found) for name, found in self.rows.items()}
+        return GraphTraffic(kernels, sum(calls), sum(needed.values()) + self.results(), reads, tuple(calls), rows)
 
     def call(self, call: CallTensor) -> int:
         traffic = self.traffic[call.function]

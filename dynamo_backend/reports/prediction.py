@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import lru_cache
 
 from ...codegen.kernel import KernelSource
@@ -29,35 +30,49 @@ def arrays_of(nest: LoopNest, warp: int, at_once: int) -> tuple[ArrayTraffic, ..
     return tuple(found)
 
 
-def kernel_work(binary: GpuBinary, source: KernelSource, nest: LoopNest, target: Target) -> Work | None:
-    """What a launch at typical sizes asks of a target; ``nest`` is as it was scheduled.
+def kernel_work(
+    binary: GpuBinary, source: KernelSource, nest: LoopNest, target: Target, rows: float = 1.0
+) -> Work | None:
+    """What a launch at typical sizes asks of a target; ``nest`` is as it was scheduled. A launch over a table does
+    ``rows`` times as much.
 
     None where nothing here reads the machine code.
     """
     hint = nest.symbols.hint
-    return _kernel_work(binary, source, nest, target, tuple((s.name, hint(s)) for s in nest.symbols.symbols))
+    return _kernel_work(binary, source, nest, target, tuple((s.name, hint(s)) for s in nest.symbols.symbols), rows)
 
 
 # Typical sizes are given beside the nest, for nests that differ in them alone are equal.
 @lru_cache(maxsize=512)
 def _kernel_work(
-    binary: GpuBinary, source: KernelSource, nest: LoopNest, target: Target, typical: tuple[tuple[str, int], ...]
+    binary: GpuBinary,
+    source: KernelSource,
+    nest: LoopNest,
+    target: Target,
+    typical: tuple[tuple[str, int], ...],
+    rows: float,
 ) -> Work | None:
     sizes = dict(typical)
     counted = counted_code(binary, source, sizes)
     machine = target.machine
     if counted is None or machine.pipes is None:
         return None
-    programs = math.prod(grid_function(source)(*(sizes.get(s, 0) for s in source.symbols)))
+    programs = round(math.prod(grid_function(source)(*(sizes.get(s, 0) for s in source.symbols))) * rows)
     resources = resource_report(binary)
     resident = resident_programs(machine, resources.registers, resources.shared, resources.threads)
-    return work_of(
-        counted, binary, programs, resident, arrays_of(nest, machine.warp, machine.cores * resident), machine
-    )
+    arrays = arrays_of(nest, machine.warp, machine.cores * resident)
+    if rows != 1.0:
+        arrays = tuple(
+            replace(a, touched=round(a.touched * rows), read=round(a.read * rows), written=round(a.written * rows))
+            for a in arrays
+        )
+    return work_of(counted, binary, programs, resident, arrays, machine)
 
 
-def predicted(binary: GpuBinary, source: KernelSource, nest: LoopNest, target: Target) -> Prediction | None:
-    """The time of a launch at typical sizes; None where nothing here reads the machine code, and where a multiprocessor
-    of the target has not what one program takes."""
-    work = kernel_work(binary, source, nest, target)
+def predicted(
+    binary: GpuBinary, source: KernelSource, nest: LoopNest, target: Target, rows: float = 1.0
+) -> Prediction | None:
+    """The time of a launch at typical sizes, ``rows`` times as much over a table; None where nothing here reads the
+    machine code, and where a multiprocessor of the target has not what one program takes."""
+    work = kernel_work(binary, source, nest, target, rows)
     return None if work is None or work.resident < 1 else predict(work, target.machine)

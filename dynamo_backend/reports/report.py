@@ -40,6 +40,12 @@ _BRACKETS = re.compile(r" \([^()]*\)")
 _OPERANDS = re.compile(r"; nothing to read in packed form( \(.*\))?")
 
 
+def _loops(lines: tuple[int, ...]) -> str:
+    """Loops by their lines in the source, 0 where the compiler made one."""
+    named = [f"the loop of line {n}" for n in dict.fromkeys(lines) if n]
+    return " and ".join([*named, *(["a loop of the compiler's"] if 0 in lines else [])])
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class KernelReport:
     """One kernel.
@@ -49,7 +55,8 @@ class KernelReport:
     ``error`` is why it did not compile, and then its ATen ops run instead.
     ``nest`` is the kernel as it was lowered, ``scheduled`` what ``trace`` made of it for ``target``. ``resources`` is
     what the machine code, ``binary``, takes of a GPU; ``kernel`` is what it was compiled from. ``chosen`` says who
-    chose the schedule, and ``candidates``, line by line, what tuning knows of others.
+    chose the schedule, and ``candidates``, line by line, what tuning knows of others. A call over a table does on
+    average ``rows`` times what the nest has at typical sizes, of which ``traffic`` tells.
     """
 
     name: str
@@ -72,6 +79,7 @@ class KernelReport:
     binary: GpuBinary | None = None
     chosen: str = ""
     candidates: tuple[str, ...] = ()
+    rows: float = 1.0
 
     def __repr__(self) -> str:
         runs = self.language or "ATen ops"
@@ -83,14 +91,16 @@ class KernelReport:
         if self.binary is None or self.kernel is None or self.nest is None:
             return None
         symbols = self.nest.symbols
-        return issue_report(self.binary, self.kernel, {s.name: symbols.hint(s) for s in symbols.symbols})
+        return issue_report(self.binary, self.kernel, {s.name: symbols.hint(s) for s in symbols.symbols}, self.rows)
 
     @property
     def slots_a_byte(self) -> float | None:
         """Instruction slots for each byte that the kernel has to move: above its GPU's ``issued / bandwidth``
-        (``Target.machine``; 7 to 8) it is bound by its instructions rather than by memory."""
-        issue = self.issue
-        return issue.slots / self.traffic.least if issue and self.traffic and self.traffic.least else None
+        (``Target.machine``; 7 to 8) it is bound by its instructions rather than by memory. None where it is not known
+        how often a loop runs, as where data end it (``issue.guessed``)."""
+        slots = self.issue.known_slots if self.issue is not None else None
+        least = self.traffic.least * self.rows if self.traffic else 0
+        return slots / least if slots is not None and least else None
 
     @property
     def bytes_in_flight(self) -> float | None:
@@ -108,7 +118,7 @@ class KernelReport:
         and where machine code cannot be read."""
         if self.binary is None or self.kernel is None or self.scheduled is None or self.target is None:
             return None
-        return predicted(self.binary, self.kernel, self.scheduled, self.target)
+        return predicted(self.binary, self.kernel, self.scheduled, self.target, self.rows)
 
     @property
     def contiguous_bytes(self) -> int | None:
@@ -160,6 +170,8 @@ class KernelReport:
         parts += [f"   takes {self.resources}"] if self.resources is not None else []
         slots = self.slots_a_byte
         parts += [f"   issues {slots:.2f} instruction slots a byte"] if slots is not None else []
+        guessed = self.issue.guessed if self.issue is not None else ()
+        parts += [f"   how often {_loops(guessed)} runs is not known, and once is taken"] if guessed else []
         parts += [f"   is predicted to take {self.prediction}"] if self.prediction is not None else []
         flight, segment = self.bytes_in_flight, self.contiguous_bytes
         parts += [f"   has {flight / 1024:.1f} KiB of loads in flight a multiprocessor"] if flight is not None else []

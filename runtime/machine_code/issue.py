@@ -33,6 +33,11 @@ class IssueReport:
     programs: int = 0
     in_flight: float | None = None
 
+    @property
+    def known_slots(self) -> float | None:
+        """The slots, None where how often a loop runs was guessed: where data decide it, they may be any number."""
+        return None if self.guessed else self.slots
+
     def on_multiprocessor(self, threads: int, occupancy: float, machine: Machine) -> float | None:
         """Bytes of loads in flight on a multiprocessor whose ``occupancy`` programs of so many ``threads`` can fill,
         as far as the launch has so many programs."""
@@ -40,22 +45,25 @@ class IssueReport:
         return None if self.in_flight is None else self.in_flight * resident
 
 
-def issue_report(binary: GpuBinary, source: KernelSource, sizes: Mapping[str, int]) -> IssueReport | None:
-    """Count a kernel's machine code; ``sizes`` are the values of its size symbols by name.
+def issue_report(
+    binary: GpuBinary, source: KernelSource, sizes: Mapping[str, int], rows: float = 1.0
+) -> IssueReport | None:
+    """Count a kernel's machine code; ``sizes`` are the values of its size symbols by name. A launch does ``rows`` times
+    as much as at those sizes, where it is over a table.
 
     None where nothing here reads such code: for NVIDIA's GPUs a disassembler is needed, which Triton brings along.
     """
     if binary.kind == "cuda" and disassembler() is None:
         return None
-    return _issue_report(binary, source, tuple(sizes.get(s, 0) for s in source.symbols))
+    return _issue_report(binary, source, tuple(sizes.get(s, 0) for s in source.symbols), rows)
 
 
 @lru_cache(maxsize=512)
-def _issue_report(binary: GpuBinary, source: KernelSource, sizes: tuple[int, ...]) -> IssueReport | None:
+def _issue_report(binary: GpuBinary, source: KernelSource, sizes: tuple[int, ...], rows: float) -> IssueReport | None:
     counted = _counted(binary, source, sizes)
     if counted is None:
         return None
-    programs = math.prod(grid_function(source)(*sizes))
+    programs = round(math.prod(grid_function(source)(*sizes)) * rows)
     threads = programs * binary.threads
     in_flight = bytes_in_flight(counted.code, counted.runs)
     return IssueReport(counted.slots * threads, asked_bytes(counted) * threads, counted.guessed, programs, in_flight)

@@ -21,6 +21,8 @@ _INSTRUCTION = re.compile(
 )
 # The upper half of an instruction of 128 bits, on a line of its own.
 _UPPER = re.compile(r"^\s*/\* 0x(?P<bits>[0-9a-f]{16}) \*/\s*$")
+# What the disassembler says about an instruction behind its operands: "?WAIT4_END_GROUP".
+_REMARK = re.compile(r"\s+\?\w+\s*$")
 _TARGET = re.compile(r"`\((?P<label>[^)]+)\)")
 _SECONDS = 60
 _WIDTHS = {"256": 32, "128": 16, "64": 8, "U16": 2, "S16": 2, "U8": 1, "S8": 1}
@@ -102,8 +104,9 @@ def control_of(upper: int) -> Control:
 
 def _instruction(match: re.Match[str], line: int) -> Instruction:
     guard, opcode = match["guard"] or "", match["opcode"]
-    operands = tuple(o.strip() for o in match["operands"].split(",")) if match["operands"].strip() else ()
-    target = t["label"] if (t := _TARGET.search(match["operands"])) else ""
+    given = _REMARK.sub("", match["operands"])
+    operands = tuple(o.strip() for o in given.split(",")) if given.strip() else ()
+    target = t["label"] if (t := _TARGET.search(given)) else ""
     return Instruction(opcode, operands, guard, line, _flow(opcode, guard, target, operands), target)
 
 

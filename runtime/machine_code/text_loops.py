@@ -56,7 +56,7 @@ def text_loops(text: str, name: str, sizes: Mapping[str, int], grid: Sequence[in
     if found:
         programs = _sample(grid)
         for program in programs:
-            _Program(program, found, others, dict(sizes)).body(function.body, 1 / len(programs))
+            _Program(program, found, others, sizes).body(function.body, 1 / len(programs))
     return tuple(sorted((*found.values(), *others.values()), key=lambda part: (part.first, -part.last)))
 
 
@@ -88,7 +88,11 @@ class _Program:
     program: tuple[int, ...]
     loops: dict[int, TextLoop]
     others: dict[int, TextLoop]
+    sizes: Mapping[str, int]
     scalars: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.scalars.update(self.sizes)
 
     def body(self, statements: Sequence[ast.stmt], weight: float) -> None:
         for s in statements:
@@ -98,6 +102,8 @@ class _Program:
                 self.branch(s, weight)
             elif isinstance(s, ast.Assign) and isinstance(s.targets[0], ast.Name):
                 value = self.value(s.value)
+                if value is None and s.targets[0].id in self.sizes:
+                    continue  # read for each row of a table, of which the size is that of a typical one
                 if value is None:
                     self.scalars.pop(s.targets[0].id, None)
                 else:

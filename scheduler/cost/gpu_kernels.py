@@ -78,3 +78,6 @@ STENCIL_WARPS = 4
 # Sums that a thread keeps, terms that are written out, and neighbours that share what they load.
 FILTER_SUMS, FILTER_TERMS, FILTER_COPIES = 80, 72, 4
 FILTER_MOST_LANES, FILTER_WARPS = 64, 4
+# Registers that a thread may have where parts of words become products of few results. Left alone, the assembler keeps
+# threads of such small programs to 96, and has the rest in memory.
+PARTS_REGISTERS = 128

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 import torch_mlc
 from benchmarks.cli import main
 from benchmarks.static.report import Row, StaticReport
-from benchmarks.static.run import Compiled, rows_of
+from benchmarks.static.run import Compiled, compile_workload, rows_of
 from benchmarks.static.workloads import GPT_FEW, GPT_STEP, WORKLOADS
 
 pytest.importorskip("triton")
@@ -68,6 +68,19 @@ def test_rows_of_the_chosen_workloads(tmp_path: Path) -> None:
     both = [k for g in (forward, backward) for k in g["kernels"]]
     slots = sum(k["issue"]["slots"] * k["calls"] for k in both) / sum(k["least_bytes"] * k["calls"] for k in both)
     assert rows["layer norm backward, N=4096: slots a byte"]["value"] == pytest.approx(slots) and slots > 0.5
+
+
+def test_what_nobody_knows_meets_no_target() -> None:
+    name = "softmax rows, N=131072"
+    compiled = compile_workload(WORKLOADS[name], "tiny", "cuda:sm_90").to_json()
+    kernels = [k for g in compiled.values() for k in g["kernels"]]
+
+    def row() -> Row:
+        return next(r for r in rows_of({name: compiled}, "tiny", "cuda:sm_90") if r.name.endswith("slots a byte"))
+
+    assert math.isfinite(row().value)
+    kernels[0]["issue"]["guessed"] = (12,)
+    assert not row().met and row().text(row().value) == "not known" and kernels[0]["name"] in row().detail
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ class InductorKernel:
     name: str
     prediction: Prediction
     moved: int
-    slots: float
+    slots: float | None
     registers: int
     spills: int
     parameters: Mapping[str, int]
@@ -91,7 +91,8 @@ def _predicted(launch: Launch, text: str, tuner: Any, chosen: Any, target: Targe
     work = work_of(counted, binary, programs, resident, visited, machine)
     moved = sum(a.read + a.written for a in visited)
     return InductorKernel(
-        launch.name, predict(work, machine), moved, counted.slots * threads * programs, resources.registers,
+        launch.name, predict(work, machine), moved,
+        None if counted.guessed else counted.slots * threads * programs, resources.registers,
         resources.spills, {**chosen.kwargs, "num_warps": chosen.num_warps, "num_stages": chosen.num_stages}, 1,
     )  # fmt: skip
 

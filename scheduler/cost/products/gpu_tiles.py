@@ -65,10 +65,11 @@ PLAIN_SHAPES = (
     TileShape(64, 16, 32, 4, 3, 0.4),
     TileShape(16, 16, 32, 2, 3, 0.2),
 )
-# Tiles of a packed matrix that is multiplied with a vector, the vector in all columns.
+# Tiles of a packed matrix that is multiplied with a vector, the vector in all columns. The first has too few rows for
+# tensor cores that multiply in groups of warps: those wait for each product, of which a step has many.
 VECTOR_TILES = (
-    TileShape(64, 16, 128, 4, 6, 0.2),
     TileShape(32, 16, 128, 2, 6, 0.1),
+    TileShape(64, 16, 128, 4, 6, 0.2),
     TileShape(16, 16, 128, 1, 6, 0.05),
 )
 # A product with a vector is a reduction of rows, without tensor cores.

@@ -14,7 +14,16 @@ import sympy
 
 from ....ir.expr.dtypes import DType
 from ....ir.expr.value import symbol
-from ....ir.nest.hints import COLUMN_PARTS, DESCRIPTOR, FLATTEN, INPUT_PRECISION, NUM_STAGES, NUM_WARPS, WARP_SPECIALIZE
+from ....ir.nest.hints import (
+    COLUMN_PARTS,
+    DESCRIPTOR,
+    FLATTEN,
+    INPUT_PRECISION,
+    NUM_STAGES,
+    NUM_WARPS,
+    RESIDENT,
+    WARP_SPECIALIZE,
+)
 from ....ir.nest.loops import LoopNest
 from ....ir.target import Target
 from ...cost.gpu_kernels import PRODUCT_GROUP, PRODUCT_WHOLE_ROW, WARP_GROUP
@@ -36,6 +45,7 @@ from .product_tiles import (
     most_results,
     parts_at_once,
     roles,
+    with_room,
 )
 from .steps import loops_of, steps_of
 
@@ -157,6 +167,8 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
             schedule.annotate(p.name, INPUT_PRECISION, "tf32")
     schedule.annotate("", NUM_WARPS, max(shape.warps * 32 // target.warp, 1))
     schedule.annotate("", NUM_STAGES, shape.stages)
+    if packed and (resident := with_room(target, c, shape)):
+        schedule.annotate("", RESIDENT, resident)
 
 
 def _depth(schedule: Schedule, loop: str) -> int:

@@ -13,8 +13,9 @@ from ....ir.expr.dtypes import DType
 from ....ir.expr.value import loads
 from ....ir.nest.loops import LoopNest, blocks
 from ....ir.target import Target
-from ...cost.gpu_kernels import PRODUCT_HEAVY, PRODUCT_HELD, PRODUCT_RESERVED
+from ...cost.gpu_kernels import PARTS_REGISTERS, PRODUCT_HEAVY, PRODUCT_HELD, PRODUCT_RESERVED
 from ...cost.products.gpu_tiles import (
+    FEW_RESULTS,
     GROUP_ROWS,
     LASTING_WORTH,
     LEAST,
@@ -26,7 +27,7 @@ from ...cost.products.gpu_tiles import (
     tile_time,
 )
 from ...error import ScheduleError
-from ..contraction import Axes, ContractionNest, bytes_per_step, extent, joined_axis, run_of
+from ..contraction import Axes, ContractionNest, bytes_per_step, extent, joined_axis, part_axes, run_of
 from ..cpu.common import cost
 from ..registry import Value
 from .common import next_power, typical
@@ -80,7 +81,7 @@ def fitting(nest: LoopNest, target: Target, c: ContractionNest) -> list[TileShap
         # Several products keep a tile of results each, and mathematics on a tile wants registers of its own.
         if held_results(c, shape) > most_results(nest, target, c):
             continue
-        if _has_groups(target, c) and shape.rows < min(GROUP_ROWS, next_power(sizes[0])):
+        if _has_groups(target, c) and not _suits_groups(c, shape, sizes[0]):
             continue
         fitted = _fit(nest, target, c, shape)
         if fitted is None:
@@ -89,6 +90,23 @@ def fitting(nest: LoopNest, target: Target, c: ContractionNest) -> list[TileShap
         waves = -(-count // target.cores)
         scored.append((waves * shape.rows * shape.columns * depth / shape.rate, k, fitted))
     return [s for _, _, s in sorted(scored, key=lambda s: s[:2])]
+
+
+def _suits_groups(c: ContractionNest, shape: TileShape, rows: int) -> bool:
+    """Whether a shape suits tensor cores that multiply the rows of four warps at once: it has as many. Not so where
+    words have several parts and columns are few: each part is a product by itself, made so that all warps wait for it,
+    and has little to multiply. Fewer rows are multiplied by each warp, which does not wait."""
+    if part_axes(c) and shape.columns <= LEAST:
+        return shape.rows < GROUP_ROWS
+    return shape.rows >= min(GROUP_ROWS, next_power(rows))
+
+
+def with_room(target: Target, c: ContractionNest, shape: TileShape) -> int:
+    """How many programs a multiprocessor is to hold, so that threads have room for the parts of words; 0 where a word
+    has one."""
+    if not part_axes(c) or shape.rows * shape.columns > FEW_RESULTS:
+        return 0
+    return target.machine.registers // (PARTS_REGISTERS * shape.warps * 32)
 
 
 def held_results(c: ContractionNest, shape: TileShape) -> int:

@@ -92,3 +92,27 @@ def test_predictions_are_of_the_sizes_at_hand() -> None:
         assert kernel.prediction is not None
         seconds.append(kernel.prediction.seconds)
     assert seconds[1] > 100 * seconds[0]
+
+
+def test_a_launch_over_a_table_does_what_its_rows_do() -> None:
+    """Sums of many arrays are one launch: its instructions and its time are those of all of them."""
+    pytest.importorskip("triton")
+
+    def sums(*x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(a.sum(0) for a in x)
+
+    def found(many: int) -> tuple[KernelReport, int]:
+        with FakeTensorMode():
+            inputs = [torch.empty(512, 4096, dtype=torch.bfloat16) for _ in range(many)]
+        report = torch_mlc.explain(sums, *inputs, target="cuda:sm_90", options={"cache": False, "compile_workers": 0})
+        (graph,), (kernel,) = report.graphs, report.kernels
+        return kernel, graph.traffic.kernels
+
+    (one, bytes_of_one), (many, bytes_of_many) = found(1), found(12)
+    assert one.rows == 1 and many.calls == 1 and one.issue is not None and many.issue is not None
+    assert many.traffic is not None and many.traffic.moved * many.rows == pytest.approx(bytes_of_many, rel=0.01)
+    assert bytes_of_many == 12 * bytes_of_one
+    assert many.issue.slots == pytest.approx(12 * one.issue.slots, rel=0.2)
+    assert many.slots_a_byte == pytest.approx(one.slots_a_byte, rel=0.2)
+    assert one.prediction is not None and many.prediction is not None
+    assert many.prediction.seconds > 3 * one.prediction.seconds

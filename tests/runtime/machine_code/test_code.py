@@ -62,6 +62,11 @@ def test_a_counter_that_begins_with_bits(begun: str, runs: int | None) -> None:
     assert constant_runs(code, found) == runs
 
 
+def test_what_the_disassembler_remarks_is_no_operand() -> None:
+    code = parse_sass(sass("DEPBAR.LE SB0, 0x10                  ?WAIT4_END_GROUP", "EXIT"), "f")
+    assert code.instructions[0].operands == ("SB0", "0x10")
+
+
 def test_of_a_counter_of_64_bits_the_lower_half_tells_nothing() -> None:
     text = loop("0x6fb68a0", "0x2c0d5dd0").replace(
         "ISETP.NE.U32.AND.EX P0, PT, R2, RZ", "ISETP.NE.U32.AND.EX P0, PT, R2, 0xc5"

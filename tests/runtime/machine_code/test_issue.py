@@ -63,6 +63,25 @@ def test_a_causal_mask_halves_the_slots() -> None:
     assert 0.4 < slots[0] / slots[1] < 0.7
 
 
+def test_slots_of_loops_that_data_end_are_not_known() -> None:
+    """How many rows are added to a place only a call tells; what else a launch takes is told."""
+
+    def add(x: Tensor, at: Tensor, out: Tensor) -> Tensor:
+        return out.index_add(0, at, x)
+
+    with FakeTensorMode():
+        x, out = (torch.empty(n, 768, dtype=torch.bfloat16) for n in (16384, 50257))
+        given = x, torch.empty(16384, dtype=torch.int64), out
+    found = torch_mlc.explain(add, *given, target="cuda:sm_90").kernels
+    ended = [k for k in found if k.rule == "gpu_segments" and "tl.range(0, high" in k.source]
+    assert ended
+    for k in ended:
+        assert k.issue is not None and k.issue.guessed and k.issue.known_slots is None and k.slots_a_byte is None
+        lines = k.source.splitlines()
+        assert all("for " in lines[n - 1] for n in k.issue.guessed)
+        assert f"how often the loop of line {k.issue.guessed[0]} runs is not known" in k.show()
+
+
 def test_cpus_have_none() -> None:
     (k,) = torch_mlc.explain(torch.exp, torch.ones(8), target="cpu").kernels
     assert k.issue is None and k.slots_a_byte is None and "slots a byte" not in k.show()

@@ -35,6 +35,8 @@ def runs(body: str, s0: int = 100, grid: tuple[int, ...] = (8,)) -> list[float |
         ("if pid_x < 6:\n    x = 1\nelse:\n    for k0 in tl.range(0, 8):\n        x = k0", [6 / 8, 2, 2 / 8]),
         ("if tl.load(in0_ptr) < 6:\n    x = 1\nelse:\n    x = 2", [None, None]),
         ("first = tl.load(in0_ptr)\nfor k0 in tl.range(0, first):\n    x = k0", [None]),
+        # Sizes of a row of a table: those of a typical one are given.
+        ("s0 = tl.load(in0_ptr + 2).to(tl.int32)\nfor k0 in tl.range(0, s0):\n    x = k0", [100]),
         ("n = 4\nn = tl.load(in0_ptr)\nfor k0 in tl.range(0, n):\n    x = k0", [None]),
     ],
 )

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 import torch_mlc
@@ -168,3 +169,25 @@ def test_a_zero_point_is_subtracted_with_the_power_of_two() -> None:
     report = torch_mlc.explain(form, torch.randn(16, k).to(BF16), *rest, target="cuda:sm_90")
     (kernel,) = report.kernels
     assert "mlc_digit_u4_at12_of16_less_bfloat16(" in str(kernel.source)
+
+
+LARGE = [
+    *((name, m, "cuda:sm_90") for name in ("along K", "rows", "2 bits") for m in (1, 16)),
+    *(("along K", m, target) for m, target in ((1, "cuda:sm_100"), (16, "cuda:sm_100"), (1, "cuda:sm_120"))),
+]
+
+
+@pytest.mark.parametrize(("name", "m", "target"), LARGE)
+def test_parts_of_words_stay_in_registers(name: str, m: int, target: str) -> None:
+    """From the copy of the words to the tensor cores: digits, zero points and scales have the layout of an operand from
+    the start, zero points among them, which are found by positions. No warp waits for a group of others."""
+    with FakeTensorMode():
+        form, k, rest = made(name, 14336, 32, 128, BF16)
+        x = torch.empty(m, k, dtype=BF16)
+    (kernel,) = torch_mlc.explain(form, x, *rest, target=target).kernels
+    assert kernel.binary is not None and kernel.resources is not None
+    assert kernel.resources.spills == 0 and kernel.resources.warp_products > 0 == kernel.resources.group_products
+    between = kernel.binary.assembly.split("mma.sync")[1:-1]
+    assert between and not any("st.shared" in part for part in between)
+    assert kernel.slots_a_byte is not None and (name == "2 bits" or kernel.slots_a_byte <= 7.8)
+    assert kernel.bytes_in_flight is not None and kernel.bytes_in_flight >= 25e3
