@@ -101,9 +101,11 @@ def test_both_compilers_are_predicted_without_a_gpu(tmp_path: Path) -> None:
         assert pair["ratio"] == theirs["seconds"] / ours["seconds"]
         for side in (ours, theirs):
             assert side["kernels"] and side["moved"] > 0
-            assert all(k["seconds"] > 0 and k["registers"] > 0 and k["slots"] > 0 for k in side["kernels"])
+            assert all(k["seconds"] > 0 and k["registers"] > 0 for k in side["kernels"])
+            assert all(k["slots"] is None or k["slots"] > 0 for k in side["kernels"])
     # Both read 64 x 64 halves and write 64; the weights of int8 are written out as halves by Inductor alone.
     assert sums["ours"]["moved"] == sums["theirs"]["moved"] == 65 * 64 * 2
+    assert all(k["slots"] > 0 for side in ("ours", "theirs") for k in sums[side]["kernels"])
     assert not product["ours"]["libraries"] and [op for op, *_ in product["theirs"]["libraries"]] == ["mm"]
 
 

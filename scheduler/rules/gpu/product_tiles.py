@@ -95,16 +95,17 @@ def fitting(nest: LoopNest, target: Target, c: ContractionNest) -> list[TileShap
 def _suits_groups(c: ContractionNest, shape: TileShape, rows: int) -> bool:
     """Whether a shape suits tensor cores that multiply the rows of four warps at once: it has as many. Not so where
     words have several parts and columns are few: each part is a product by itself, made so that all warps wait for it,
-    and has little to multiply. Fewer rows are multiplied by each warp, which does not wait."""
-    if part_axes(c) and shape.columns <= LEAST:
+    and has little to multiply. Fewer rows are multiplied by each warp, which does not wait. It has room for the parts
+    of one matrix: two that share an operand would be in memory."""
+    if part_axes(c) and shape.columns <= LEAST and len(c.products) == 1:
         return shape.rows < GROUP_ROWS
     return shape.rows >= min(GROUP_ROWS, next_power(rows))
 
 
 def with_room(target: Target, c: ContractionNest, shape: TileShape) -> int:
     """How many programs a multiprocessor is to hold, so that threads have room for the parts of words; 0 where a word
-    has one."""
-    if not part_axes(c) or shape.rows * shape.columns > FEW_RESULTS:
+    has one, or several products have the room that the assembler gives them."""
+    if not part_axes(c) or len(c.products) > 1 or shape.rows * shape.columns > FEW_RESULTS:
         return 0
     return target.machine.registers // (PARTS_REGISTERS * shape.warps * 32)
 

@@ -42,7 +42,7 @@ def test_a_report_tells_what_became_of_each_op() -> None:
     assert graph.fallbacks == ()
     assert graph.typical_peak == graph.peak_bytes == (4 + 4 + 8) * 8 * 64  # operand, values, positions
     text = str(report)
-    assert kernel.name in text and "aten::topk.default" in text and len(text.splitlines()) < 16
+    assert kernel.name in text and "aten::topk.default" in text and len(text.splitlines()) < 20
     assert kernel.source.splitlines()[-1] in report.show(details=True)
 
 
