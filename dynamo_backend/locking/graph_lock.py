@@ -55,12 +55,13 @@ class GraphLock:
         name = f"{self.name} on {' and '.join(targets) or 'no device'}"
         if options.lock_mode == "write":
             return OpenLock(options.lock, name, self.names, options)
-        section = _nearest(sections_of(read_lock(options.lock), name), self.names)
+        text = read_lock(options.lock)
+        section = _nearest(sections_of(text, name), self.names)
         if section is None:
             raise LockError(_missing(options.lock, name))
         if options.lock_mode == "check":
             return OpenLock(options.lock, name, self.names, options)
-        programs = {n: s for n in section.programs if (s := read_lock(options.lock).sections.get(n)) is not None}
+        programs = {n: s for n in section.programs if (s := text.sections.get(n)) is not None}
         lines = [line for s in (section, *programs.values()) for line in s.content]
         return OpenLock(options.lock, name, self.names, options, section, programs, key_of(lines))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,12 +16,7 @@ from torch_mlc.dynamo_backend.reports.report import GraphReport
 
 FREEZE = {"freeze": True}
 
-
-@pytest.fixture(autouse=True)
-def without_gradients() -> Iterator[None]:
-    torch.manual_seed(0)
-    with torch.no_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("without_gradients")
 
 
 def check(model: nn.Module, *inputs: Tensor, tolerance: float = 2e-5) -> GraphReport:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,6 +15,8 @@ import torch_mlc
 from torch_mlc.runtime.frozen.kept import FrozenError
 
 FREEZE = {"freeze": True}
+
+pytestmark = pytest.mark.usefixtures("without_gradients")
 
 
 class Scaled(nn.Module):
@@ -31,13 +32,6 @@ class Scaled(nn.Module):
         self.calls += 1
         weight = self.weight / self.weight.norm(dim=1, keepdim=True)
         return x @ weight.t() * self.table.exp() + self.calls.sum().exp()
-
-
-@pytest.fixture(autouse=True)
-def without_gradients() -> Iterator[None]:
-    torch.manual_seed(0)
-    with torch.no_grad():
-        yield
 
 
 def frozen(model: nn.Module, **how: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,14 +18,10 @@ from torch_mlc.scheduler.cost.frozen import packed_pays, packed_times
 
 FREEZE = {"freeze": True}
 PACKED = "mkldnn::_linear_pointwise.default"
-pytestmark = pytest.mark.skipif(not has_layout(torch.float32), reason="this torch has no oneDNN")
-
-
-@pytest.fixture(autouse=True)
-def without_gradients() -> Iterator[None]:
-    torch.manual_seed(0)
-    with torch.no_grad():
-        yield
+pytestmark = [
+    pytest.mark.skipif(not has_layout(torch.float32), reason="this torch has no oneDNN"),
+    pytest.mark.usefixtures("without_gradients"),
+]
 
 
 class Turned(nn.Module):

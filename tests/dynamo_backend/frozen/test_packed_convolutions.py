@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-import torch_mlc
+from tests.dynamo_backend.frozen.frozen_graphs import graph_of
 from torch_mlc.dynamo_backend.aten_passes.frozen.pack_convolutions import has_layout
 from torch_mlc.runtime.targets import target_for
 from torch_mlc.scheduler.cost.frozen import packed_filters_pay
 
 FREEZE = {"freeze": True}
 PACKED = ("mkldnn::_convolution_pointwise.default", "mkldnn::_convolution_transpose_pointwise.default")
-pytestmark = pytest.mark.skipif(not has_layout(), reason="this torch has no oneDNN")
-
-
-@pytest.fixture(autouse=True)
-def without_gradients() -> Iterator[None]:
-    torch.manual_seed(0)
-    with torch.no_grad():
-        yield
-
-
-def graph_of(model: nn.Module, *inputs: Any, **options: Any) -> Any:
-    report = torch_mlc.explain(model, *inputs, options=FREEZE | options)
-    torch._dynamo.reset()
-    (graph,) = report.graphs
-    return graph
+pytestmark = [
+    pytest.mark.skipif(not has_layout(), reason="this torch has no oneDNN"),
+    pytest.mark.usefixtures("without_gradients"),
+]
 
 
 def packed(model: nn.Module, *inputs: Any, **options: Any) -> int:

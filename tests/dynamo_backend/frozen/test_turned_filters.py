@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-import torch_mlc
+from tests.dynamo_backend.frozen.frozen_graphs import graph_of
 
 ALONE = {"libraries": "none", "cache": False}
 PRODUCTS = ("cpu_product_tiles", "cpu_contraction")
 TURNED = "filters in the order of their sums"
 
-
-@pytest.fixture(autouse=True)
-def without_gradients() -> Iterator[None]:
-    torch.manual_seed(0)
-    with torch.no_grad():
-        yield
-
-
-def graph_of(model: nn.Module, *inputs: Any, **options: Any) -> Any:
-    report = torch_mlc.explain(model, *inputs, options={"freeze": True} | ALONE | options)
-    torch._dynamo.reset()
-    (graph,) = report.graphs
-    return graph
+pytestmark = pytest.mark.usefixtures("without_gradients")
 
 
 def turned(graph: Any) -> int:
@@ -85,10 +72,10 @@ def test_nan_stays_where_it_is() -> None:
 
 def test_no_kernel_copies_filters_that_do_not_change() -> None:
     model, x = nn.Conv2d(32, 64, 3, padding=1).eval(), torch.randn(2, 32, 8, 8)
-    graph = graph_of(model, x)
+    graph = graph_of(model, x, **ALONE)
     assert turned(graph) == 1
     assert copies(graph) == 1, "the images with their border"
-    assert copies(graph_of(model, x, freeze=False)) == 2
+    assert copies(graph_of(model, x, freeze=False, **ALONE)) == 2
 
 
 def test_filters_that_two_convolutions_share_are_turned_once() -> None:
@@ -100,11 +87,11 @@ def test_filters_that_two_convolutions_share_are_turned_once() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.conv(self.conv(x))
 
-    assert turned(graph_of(Twice().eval(), torch.randn(2, 16, 4, 4))) == 1
+    assert turned(graph_of(Twice().eval(), torch.randn(2, 16, 4, 4), **ALONE)) == 1
 
 
 def test_what_is_read_otherwise_stays() -> None:
     x = torch.randn(2, 16, 4, 4)
     for model in (nn.Conv2d(16, 16, 1), nn.Conv2d(16, 16, 3, groups=2), nn.ConvTranspose2d(16, 16, 3)):
-        assert turned(graph_of(model.eval(), x)) == 0
-    assert turned(graph_of(nn.Conv2d(16, 16, 3).eval(), x, libraries="aten")) == 0
+        assert turned(graph_of(model.eval(), x, **ALONE)) == 0
+    assert turned(graph_of(nn.Conv2d(16, 16, 3).eval(), x, **ALONE | {"libraries": "aten"})) == 0

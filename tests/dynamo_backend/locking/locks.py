@@ -51,3 +51,10 @@ def explained(
 def sections(path: Path) -> dict[str, list[str]]:
     """The content of each section by its name."""
     return {name: s.content for name, s in LockText.parse(path.read_text(), path).sections.items()}
+
+
+def edited(path: Path, before: str, after: str) -> None:
+    """Write a lock file with something else in it."""
+    text = path.read_text()
+    assert before in text
+    path.write_text(text.replace(before, after))

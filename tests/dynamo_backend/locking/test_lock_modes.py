@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from tests.dynamo_backend.locking.lock_models import Mlp, Stack, softmax
-from tests.dynamo_backend.locking.locks import compiled, explained, run_locked, sections
+from tests.dynamo_backend.locking.locks import compiled, edited, explained, run_locked, sections
 from torch_mlc.dynamo_backend.locking.lock_text import LockError, LockFileError
 from torch_mlc.runtime.counters import counters
 from torch_mlc.runtime.settings.options import Options
 from torch_mlc.scheduler.fusion import rematerialize
 
-
-@pytest.fixture(autouse=True)
-def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("MLC_CACHE_DIR", str(tmp_path / "cache"))
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "model.mlc.lock"
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def scores(x: Tensor, w: Tensor) -> Tensor:
@@ -43,12 +32,6 @@ SCORES = (scores, (torch.randn(16, 64), torch.randn(64, 128)))
 def kernels(found: Any) -> list[list[str]]:
     """The texts of the kernels of each graph."""
     return [[b.source.text for b in g.stages.kernels.values()] for g in found.graphs]
-
-
-def edited(path: Path, before: str, after: str) -> None:
-    text = path.read_text()
-    assert before in text
-    path.write_text(text.replace(before, after))
 
 
 # --- write and check --------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from tests.dynamo_backend.locking.lock_models import GPU
-from tests.dynamo_backend.locking.locks import explained, run_locked, sections
+from tests.dynamo_backend.locking.locks import edited, explained, run_locked, sections
 from torch_mlc.dynamo_backend.locking.lock_text import WHERE, LockError, LockText, Section
 from torch_mlc.dynamo_backend.locking.show import shown
 from torch_mlc.runtime.counters import counters
 
 SIZES = (2, 3, 7, 8, 9, 63, 64, 65, 400)
 
-
-@pytest.fixture(autouse=True)
-def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("MLC_CACHE_DIR", str(tmp_path / "cache"))
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "model.mlc.lock"
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 @pytest.fixture
@@ -52,12 +41,6 @@ def given(rows: int = 33) -> tuple[Tensor, ...]:
 def conditions(path: Path) -> list[str]:
     """The sizes that programs are for, as sections are called."""
     return [name.partition(WHERE)[2] for name in sections(path) if WHERE in name]
-
-
-def edited(path: Path, before: str, after: str) -> None:
-    text = path.read_text()
-    assert before in text
-    path.write_text(text.replace(before, after))
 
 
 @pytest.mark.parametrize("mode", ["check", "use"])
