@@ -6,8 +6,8 @@ A plan compiles nothing. Nor does anything here ask torch about a size, so that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from math import inf, isfinite
 
 import sympy
@@ -108,8 +108,6 @@ class _Planner:
     key: GraphKey | None
     plan: Plan
     lock: OpenLock | None
-    # For which plans may be made.
-    regions: list[SizeRegion] = field(default_factory=lambda: [ANYWHERE])
 
     def sizes(self) -> list[tuple[Size, BindSize]]:
         """The sizes of tensors that an argument tells as they are."""
@@ -133,13 +131,15 @@ class _Planner:
 
         return max(given, key=lambda g: weight(g[0]))
 
-    def by_hand(self, size: Size, cuts: Cuts) -> tuple[Tree, tuple[PlannedVariant, ...]] | None:
+    def by_hand(
+        self, size: Size, cuts: Cuts, others: Sequence[SizeRegion] = ()
+    ) -> tuple[Tree, tuple[PlannedVariant, ...]] | None:
         """The regions that somebody asked for, as far as there are such sizes."""
         tree = tree_of(size, cuts)
         regions = regions_of(tree)
         if len(regions) == 1:
             return None
-        return tree, tuple(self.variant(r, k) for k, r in enumerate(regions))
+        return tree, tuple(self.variant(r, k, others) for k, r in enumerate(regions))
 
     def by_cost(self, size: Size) -> tuple[Tree, tuple[PlannedVariant, ...]] | None:
         """The regions that are worth a program each, unless somebody decided otherwise."""
@@ -190,8 +190,8 @@ class _Planner:
             cuts = parse_regions(text)
         except ValueRefused:
             cuts = None
-        self.regions += regions_of(tree_of(size, Cuts()))
-        found = self.by_hand(size, cuts) if isinstance(cuts, Cuts) else None
+        others = (ANYWHERE, *regions_of(tree_of(size, Cuts())))
+        found = self.by_hand(size, cuts, others) if isinstance(cuts, Cuts) else None
         if found is None:
             where = self.lock.ways.told(self.plan.imported.name)
             raise LockError(
@@ -225,15 +225,15 @@ class _Planner:
         variant = self.variant(region, number)
         return PlanTimes(variant.job, variant.plan)
 
-    def variant(self, region: SizeRegion, number: int) -> PlannedVariant:
-        """The plan for a region."""
+    def variant(self, region: SizeRegion, number: int, others: Sequence[SizeRegion] = ()) -> PlannedVariant:
+        """The plan for a region; that for one of some ``others``, where a lock file that is used has it so."""
         job = self.job
         name = f"{job.name}_sizes{number}"
         asked = job.decider
         lock = self.lock_of(region)
         ways, options = (lock.ways, lock.options) if lock is not None else (None, job.options)
         own = Decider(asked.by_hand, asked.measured, asked.recorded, ways) if asked is not None else None
-        within = self.lock.planned_for(region, self.regions, self.plan.imported.symbols) if self.lock else region
+        within = self.lock.planned_for(region, others, self.plan.imported.symbols) if self.lock else region
         run = runner_of(options, name)
         job = replace(job, within=within, name=name, run=run, decider=own, options=options, locked=ways)
         return PlannedVariant(region, job, plan_of(job, self.key), lock)
