@@ -1,13 +1,16 @@
 """``python -m benchmarks.regions``: CPU time of one compilation for all numbers of tokens over one for each.
 
 Times are of the process, in turns, so that a machine that others use too tells ratios. Prints the ratio of compile
-times, then of each number of tokens the median of ratios, and how often Dynamo compiled.
+times, each of a process of its own, since one program would find kernels of the other; then of each number of tokens
+the median of ratios, and how often Dynamo compiled.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -46,6 +49,20 @@ def seconds(fn: Callable[..., Any], args: tuple[Tensor, ...], times: int) -> flo
     return time.process_time() - begin
 
 
+def compile_seconds(config: str, first: int, regions: str) -> float:
+    """CPU seconds of compiling in a process of its own."""
+    command = [sys.executable, "-m", __package__, "--compile-only", "--config", config, "--first", str(first)]
+    done = subprocess.run([*command, "--regions", regions], check=True, capture_output=True, text=True)
+    return float(done.stdout)
+
+
+def told_compile_times(config: str, first: int, regions: str, rounds: int = 3) -> str:
+    """The median ratio of compiling with regions and with one program, in turns."""
+    pairs = [[compile_seconds(config, first, r) for r in (regions, "0")] for _ in range(rounds)]
+    own, one = (statistics.median(p) for p in zip(*pairs, strict=True))
+    return f"{own:.2f} s, {one:.2f} s with one program, {statistics.median(a / b for a, b in pairs):.2f} times"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
@@ -55,7 +72,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=64, help="tokens of the call that compiles")
     parser.add_argument("--regions", default="auto")
     parser.add_argument("--rounds", type=int, default=21)
-    parser.add_argument("--compile-only", action="store_true")
+    parser.add_argument("--compile-only", action="store_true", help="print the CPU seconds of compiling alone")
     given = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -67,10 +84,11 @@ def main() -> None:
         first = inputs(config, given.first)
         compiled(model, "warm", inputs(config, 3), False, shared)
         every, own = compiled(model, "regions", first, True, {**shared, "regions": given.regions})
-        whole, one = compiled(model, "one", first, True, {**shared, "regions": 0})
-        print(f"compiling: {own:.2f} s, {one:.2f} s with one program, {own / one:.2f} times")
         if given.compile_only:
+            print(own)
             return
+        whole, _ = compiled(model, "one", first, True, {**shared, "regions": 0})
+        print(f"compiling: {told_compile_times(given.config, given.first, given.regions)}", flush=True)
         print(f"{'tokens':>7} {'static':>10} {'of static':>9} {'one program':>11}")
         for tokens in numbers:
             args = inputs(config, tokens)

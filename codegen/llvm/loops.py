@@ -17,7 +17,7 @@ from .gemm import emit_gemm, gemm_tile
 from .memory.access import bound_mask, store
 from .memory.index import in_loops, scalar_index, split_linear
 from .memory.interleaved import weaves
-from .memory.limits import blocks_inside, iterations_above, limited, smax, smin, steady
+from .memory.limits import Remainder, blocks_inside, iterations_above, limited, remainder, smax, smin, steady
 from .memory.scatter import checked
 from .memory.values import evaluate
 from .reductions import reductions
@@ -256,8 +256,8 @@ def _narrow_lanes(ctx: Context, nest: Nest, loop: Loop, native: int, masks: set[
 
 
 def _unrolled(ctx: Context, nest: Nest, loop: Loop) -> None:
-    extent = _constant_extent(ctx, loop)
-    if _lane_masks(ctx, loop) and not ctx.accumulators and extent > 1:
+    extent = ctx.copies.get(loop.var) or _constant_extent(ctx, loop)
+    if _lane_masks(ctx, loop) and not ctx.accumulators and extent > 1 and loop.var not in ctx.copies:
         # Copies that each test whether they run at all: a loop does the same in less code.
         _range(ctx, nest, loop, Val("0", I64), Val(str(extent), I64))
         return
@@ -311,6 +311,10 @@ def _peeled(
     ctx.assumed = assumed
     if part.high == high:
         return started
+    last = None if started or ctx.accumulators or high.is_literal else remainder(loop, part)
+    if last is not None:
+        _cases(ctx, nest, loop, smax(ctx, low, part.high), high, last, part.tail)
+        return started
     # Lanes over targets keep their width, and so do those of a reduction that shares their loop.
     inside = {b.name for b in blocks_inside(loop)}
     shared = any(
@@ -329,6 +333,24 @@ def _peeled(
         return _peeled(ctx, nest, loop, rest, high, started, otherwise=True)
     _range(ctx, nest, loop, rest, high)
     return started
+
+
+def _cases(ctx: Context, nest: Nest, loop: Loop, last: Val, high: Val, rest: Remainder, tail: frozenset[Bound]) -> None:
+    """The last iteration, unless it is of another chunk, for each number of unrolled copies that may be left in it.
+
+    In a case the other copies are not there, where a condition around each would be asked for every term of a sum.
+    """
+    ctx.indices[loop.var] = last
+    left = scalar_index(ctx, in_loops(ctx, rest.left))
+    del ctx.indices[loop.var]
+    is_here = ctx.b.binary("icmp slt", last, high, BOOL)
+    around = ctx.copies, ctx.held
+    for number in range(1, rest.copies):
+        is_case = ctx.b.binary("icmp eq", left, Val(str(number), I64), BOOL)
+        with branch(ctx, conjunction(ctx.b, is_here, is_case), _written(loop.body)):
+            ctx.copies, ctx.held = around[0] | dict.fromkeys(rest.unrolled, number), around[1] | tail
+            _at(ctx, nest, loop, last)
+            ctx.copies, ctx.held = around
 
 
 def _cuts(tail: frozenset[Bound], acc: Accumulator) -> bool:

@@ -19,6 +19,9 @@ from .index import in_loops, scalar_index, split_linear
 from .joins import runs_within
 
 I64 = DType.INT64
+# Copies of a whole iteration whose last one is written out for each number of copies that may be left: with 4 these
+# are as much code as one and a half.
+MOST_CASES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,52 @@ def steady(ctx: Context, loop: Loop, low: Val, high: Val, otherwise: bool = Fals
     if start != low:  # a chunk may lie wholly in a border
         start = smin(ctx, start, limit)
     return Steady(start, limit, frozenset(found), frozenset(tail))
+
+
+@dataclass(frozen=True, slots=True)
+class Remainder:
+    """What is ``left`` in the last iteration of a loop: a number below that of ``copies`` which the unrolled loops
+    inside have in a whole one. The first so many of them do something."""
+
+    left: sympy.Expr
+    copies: int
+    unrolled: frozenset[sympy.Symbol]
+
+
+def remainder(loop: Loop, part: Steady) -> Remainder | None:
+    """The remainder of a loop where everything inside stops at the same number of an unrolled loop's copies.
+
+    None where the last iteration is not like that, or where its cases would be too much code.
+    """
+    if part.bounds != part.tail:
+        return None
+    found: set[tuple[sympy.Expr, int]] = set()
+    unrolled: set[sympy.Symbol] = set()
+    for node, inner in walk_nodes(loop.body):
+        if isinstance(node, Loop):
+            if node.kind is LoopKind.PARALLEL:
+                return None
+            continue
+        tail = part.tail.intersection(node.predicate)
+        if len(tail) != 1:
+            return None
+        (bound,) = tail
+        slack = sympy.expand(bound.rhs - bound.lhs)
+        used = [lp for lp in inner if lp.var in slack.free_symbols]
+        if len(used) != 1 or used[0].kind is not LoopKind.UNROLLED or not used[0].extent.is_Integer:
+            return None
+        rest = split_linear(slack, used[0].var)
+        if rest is None or rest[1] != -1:
+            return None
+        found.add((rest[0], int(used[0].extent)))
+        unrolled.add(used[0].var)
+    if len(found) != 1:
+        return None
+    ((left, copies),) = found
+    step = split_linear(left, loop.var)
+    if step is None or step[1] != -copies or not 1 < copies <= MOST_CASES:
+        return None
+    return Remainder(left, copies, frozenset(unrolled))
 
 
 def _is_long(loop: Loop) -> bool:

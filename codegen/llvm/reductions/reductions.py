@@ -363,7 +363,7 @@ def _at_targets(ctx: Context, acc: Accumulator) -> Iterator[None]:
 def _each(ctx: Context, loop: Loop) -> Iterator[list[Val]]:
     """The values of a loop over targets: all of them where it is written out, else that of a loop at run time."""
     if loop.kind is LoopKind.UNROLLED or int(loop.extent) == 1:
-        yield [ctx.b.const(k, DType.INT64) for k in range(int(loop.extent))]
+        yield [ctx.b.const(k, DType.INT64) for k in range(ctx.copies.get(loop.var, int(loop.extent)))]
     else:
         with runtime_loop(ctx, "0", str(loop.extent)) as name:
             yield [Val(name, DType.INT64)]
