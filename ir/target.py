@@ -107,6 +107,10 @@ class Target:
         """Whether tensor cores (matrix cores) multiply a type in kernels of ours."""
         return dtype in self.machine.in_kernels or (dtype is DType.FLOAT32 and "+tf32" in self.features)
 
+    def lacks(self, dtype: DType) -> bool:
+        """Whether kernels have no elements of a float type of eight bits, and hold its bytes."""
+        return dtype in self.machine.as_bytes
+
     @property
     def machine(self) -> Machine:
         """What it has and how fast it is: what was found of it, over the figures of the usual part."""

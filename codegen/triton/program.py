@@ -15,6 +15,7 @@ from ...ir.nest.hints import APART, NARROW_ROWS, TENSORIZE
 from ...ir.nest.loops import AxisKind, Block, Buffer, Loop, LoopKind, LoopNest, Scope, Update, blocks, walk_nodes
 from ..kernel import INDEX_MAX, EmitError
 from .index import Ranges
+from .types import Types
 from .writer import Dims
 
 Conjunct: TypeAlias = tuple[sympy.Expr, sympy.Expr]
@@ -95,8 +96,9 @@ def _divided(
 class TritonProgram:
     """Everything about a nest that is decided before the first line is written."""
 
-    def __init__(self, nest: LoopNest) -> None:
+    def __init__(self, nest: LoopNest, types: Types) -> None:
         self.nest = nest
+        self.types = types
         self.buffers: dict[str, Buffer] = nest.buffers
         self.ranges = Ranges(nest.symbols)
         self.grid: list[sympy.Expr] = []
