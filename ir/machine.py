@@ -46,8 +46,8 @@ _FIRST = frozenset({DType.FLOAT16})
 _BYTES = _FIRST | {DType.INT8}
 _HALVES = _BYTES | {DType.BFLOAT16}
 _FLOAT8 = _HALVES | {DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2}
-# Those that Triton has on NVIDIA's where tensor cores multiply them, and on all of AMD's.
-_MULTIPLIED_ALONE = frozenset({DType.FLOAT8_E4M3FN})
+# What Triton has for NVIDIA's GPUs only where tensor cores multiply it, and for all of AMD's.
+_WHERE_MULTIPLIED = frozenset({DType.FLOAT8_E4M3FN})
 # More steps in flight than any kernel wants: shared memory and registers bound them.
 _MANY = 8
 
@@ -198,7 +198,7 @@ def _nvidia(
     return sheet.machine(
         cores, pipes, Libraries("cuBLAS", "cuDNN"), multiplied, threads=threads, blocks=blocks, shared=shared * _KB,
         block_shared=(shared - reserved) * _KB, reserved=reserved * _KB, warp=32, stages=stages, link=link,
-        host_link=_to_host(pcie), as_bytes=_MULTIPLIED_ALONE - multiplied,
+        host_link=_to_host(pcie), as_bytes=_WHERE_MULTIPLIED - multiplied,
     )  # fmt: skip
 
 

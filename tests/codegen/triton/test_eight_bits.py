@@ -15,7 +15,7 @@ from torch_mlc.ir.expr.value import Const, Expr, Load, Select, call, cast, const
 from torch_mlc.ir.machine import KNOWN
 from torch_mlc.ir.nest.loops import Axis, Block, Buffer, Loop, LoopKind, LoopNest, Store, contiguous_strides
 from torch_mlc.ir.target import gpu_target
-from torch_mlc.runtime.triton.compile import compile_triton
+from torch_mlc.runtime.triton.compile import compile_triton, gpu_backend
 
 E4M3, E5M2 = DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2
 F32, F16, BF16 = DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16
@@ -151,8 +151,6 @@ def test_conversions_compile_for_every_machine(name: str, dtype: DType) -> None:
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_types_that_are_bytes_are_those_that_triton_refuses(name: str) -> None:
-    from torch_mlc.runtime.triton.compile import gpu_backend
-
     target = gpu_target(name)
     has = gpu_backend(target).parse_options({}).supported_fp8_dtypes
     assert {d for d in FLOAT8 if target.lacks(d)} == {
