@@ -45,7 +45,6 @@ from .reduce import Reductions
 from .scans import Scans
 from .scatter import scatter
 from .table import ALIGNED, PARAMETERS, table_head
-from .types import Types
 from .values import Values
 from .writer import SourceWriter
 
@@ -74,7 +73,7 @@ class _TritonEmitter:
     def __init__(self, nest: LoopNest, target: Target) -> None:
         self.nest = nest
         self.target = target
-        self.program = TritonProgram(nest, Types.of(target))
+        self.program = TritonProgram(nest, target)
         self.limits = take_limits(self.program)
         self.out = SourceWriter()
         self.values = Values(self.program, self.out)

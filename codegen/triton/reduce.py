@@ -153,7 +153,7 @@ class Reductions:
             self._finish(info, update, (self._one_copy(result),))
 
     def _one_copy(self, value: Value) -> Value:
-        """One of the columns that are all the same in a product with a vector."""
+        """The first column of a product with a vector; the others are the same, or nothing."""
         copies = self.values.program.copies
         if copies is None or copies not in value.dims:
             return value

@@ -95,6 +95,11 @@ def _operand(values: Values, out: SourceWriter, info: BlockInfo, side: Sequence[
         zero = f"tl.full([], 0, {type_text(narrow)})"
         text = f"tl.where({mask.text}, {tile.typed}, {zero})"
         tile = Value(out.assign("v", text), mask.dims | tile.dims, narrow)
+    copies = values.program.copies
+    if copies in info.tile - tile.dims and values.program.target.has_operands_ahead:
+        # The first column is the result. Of copies alone Triton would bring the columns ahead as if they were rows.
+        text = f"tl.where({copies} == 0, {tile.typed}, tl.full([], 0, {type_text(narrow)}))"
+        tile = Value(out.assign("v", text), tile.dims | {copies}, narrow)
     return values.broadcast(tile, info.tile)
 
 
