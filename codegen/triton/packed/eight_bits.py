@@ -14,6 +14,12 @@ def mlc_from_float8_e4m3fn(byte):
     value = moved.to(tl.float16, bitcast=True) * 256.0
     return tl.where((byte & 127) == 127, float("nan"), value)
 '''
+_FROM_E5M2 = '''
+@triton.jit
+def mlc_from_float8_e5m2(byte):
+    """The float16 that a byte is: its upper half."""
+    return (byte.to(tl.uint16) << 8).to(tl.float16, bitcast=True)
+'''
 _TO = '''
 @triton.jit
 def mlc_to_{name}(x):
@@ -58,6 +64,7 @@ def _bits(number: float) -> int:
 
 CONVERSIONS: dict[str, str] = {
     "mlc_from_float8_e4m3fn": _FROM_E4M3,
+    "mlc_from_float8_e5m2": _FROM_E5M2,
     "mlc_to_float8_e4m3fn": _to(DType.FLOAT8_E4M3FN, 3, 7, 480.0, "NaN", 0x7F),
     "mlc_to_float8_e5m2": _to(DType.FLOAT8_E5M2, 2, 15, 65536.0, "infinity", 0x7C),
 }

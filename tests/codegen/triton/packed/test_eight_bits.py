@@ -9,6 +9,7 @@ import pytest
 import sympy
 import torch
 
+from tests.versions import triton_mends_it
 from torch_mlc.codegen.triton import emit_triton
 from torch_mlc.ir.expr.dtypes import DType
 from torch_mlc.ir.expr.value import Const, Expr, Load, Select, call, cast, const, symbol
@@ -20,6 +21,8 @@ from torch_mlc.runtime.triton.compile import compile_triton, gpu_backend
 E4M3, E5M2 = DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2
 F32, F16, BF16 = DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16
 FLOAT8 = (E4M3, E5M2)
+# The assembler of older versions does not know it.
+LATER = {"cuda:sm_110": triton_mends_it}
 ACROSS = pytest.mark.parametrize("name", ["cuda:sm_80", "cuda:sm_90"])
 
 
@@ -136,7 +139,7 @@ def test_what_moves_chooses_and_compares_numbers(agrees: Any, name: str, dtype: 
         compile_triton(agrees(nest, inputs=inputs, target=target), target)
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=LATER.get(n, ())) for n in KNOWN])
 @pytest.mark.parametrize("dtype", FLOAT8, ids=str)
 def test_conversions_compile_for_every_machine(name: str, dtype: DType) -> None:
     """What a machine is said to lack is bytes in the kernel, and nothing else is."""
@@ -150,9 +153,8 @@ def test_conversions_compile_for_every_machine(name: str, dtype: DType) -> None:
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_types_that_are_bytes_are_those_that_triton_refuses(name: str) -> None:
+def test_types_are_bytes_where_triton_refuses_one(name: str) -> None:
     target = gpu_target(name)
     has = gpu_backend(target).parse_options({}).supported_fp8_dtypes
-    assert {d for d in FLOAT8 if target.lacks(d)} == {
-        d for d, own in ((E4M3, "fp8e4nv"), (E5M2, "fp8e5")) if own not in has
-    }
+    refused = {d for d, own in ((E4M3, "fp8e4nv"), (E5M2, "fp8e5")) if own not in has}
+    assert {d for d in FLOAT8 if target.lacks(d)} == (set(FLOAT8) if refused else set())
