@@ -46,6 +46,9 @@ _FIRST = frozenset({DType.FLOAT16})
 _BYTES = _FIRST | {DType.INT8}
 _HALVES = _BYTES | {DType.BFLOAT16}
 _FLOAT8 = _HALVES | {DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2}
+# On NVIDIA's GPUs Triton has the first, and instructions of its versions widen the second, only where tensor cores
+# multiply them; on AMD's it has both.
+_WHERE_MULTIPLIED = frozenset({DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2})
 # More steps in flight than any kernel wants: shared memory and registers bound them.
 _MANY = 8
 
@@ -79,14 +82,15 @@ class Machine:
     a thread has ``thread_registers`` at most.
 
     ``multiplied`` are the types that tensor (matrix) cores multiply, at the rate of half types or more; what is none of
-    them runs at ``float32``, by ``matrix_float32`` in those cores too. ``stages`` are the steps of a loop over tiles
-    that a kernel has in flight at most: one where copies to shared memory make a program wait, two where the next one
-    comes through registers. ``reads_ahead``: a core's prefetchers keep up with several arrays that are read evenly.
-    ``lanes_alone``: lanes that are no neighbours are loaded and stored faster one by one than by gathers and scatters.
-    ``halves``: how many times as fast as float32 a CPU's library multiplies bfloat16, with weights put in order.
-    ``link`` is bytes a nanosecond in each direction to the other devices of a group, ``host_link`` to the host's memory
-    from a GPU. ``blas`` is the share of oneDNN's rate that BLAS reaches on a CPU in products of float32.
-    ``dots``: how many times as fast as loops of float32 a CPU adds products of bytes up; 0 where it has no instruction.
+    them runs at ``float32``, by ``matrix_float32`` in those cores too. ``as_bytes`` are the float types of eight bits
+    that Triton lacks for it, or some version of it. ``stages`` are the steps of a loop over tiles that a kernel has in
+    flight at most: one where copies to shared memory make a program wait, two where the next one comes through
+    registers. ``reads_ahead``: a core's prefetchers keep up with several arrays that are read evenly. ``lanes_alone``:
+    lanes that are no neighbours are loaded and stored faster one by one than by gathers and scatters. ``halves``: how
+    many times as fast as float32 a CPU's library multiplies bfloat16, with weights put in order. ``link`` is bytes a
+    nanosecond in each direction to the other devices of a group, ``host_link`` to the host's memory from a GPU.
+    ``blas`` is the share of oneDNN's rate that BLAS reaches on a CPU in products of float32. ``dots``: how many times
+    as fast as loops of float32 a CPU adds products of bytes up; 0 where it has no instruction.
     """
 
     part: str
@@ -110,6 +114,7 @@ class Machine:
     warp: int = 1
     multiplied: frozenset[DType] = frozenset()
     matrix_float32: bool = False
+    as_bytes: frozenset[DType] = frozenset()
     stages: int = 1
     reads_ahead: bool = False
     lanes_alone: bool = False
@@ -194,7 +199,7 @@ def _nvidia(
     return sheet.machine(
         cores, pipes, Libraries("cuBLAS", "cuDNN"), multiplied, threads=threads, blocks=blocks, shared=shared * _KB,
         block_shared=(shared - reserved) * _KB, reserved=reserved * _KB, warp=32, stages=stages, link=link,
-        host_link=_to_host(pcie),
+        host_link=_to_host(pcie), as_bytes=_WHERE_MULTIPLIED - multiplied,
     )  # fmt: skip
 
 

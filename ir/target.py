@@ -108,6 +108,15 @@ class Target:
         return dtype in self.machine.in_kernels or (dtype is DType.FLOAT32 and "+tf32" in self.features)
 
     @property
+    def has_operands_ahead(self) -> bool:
+        """Whether Triton brings the next part of a product's operands from shared memory ahead: Ampere and Ada."""
+        return self.capability[0] == 8
+
+    def lacks(self, dtype: DType) -> bool:
+        """Whether kernels have no elements of a float type of eight bits, and hold its bytes."""
+        return dtype in self.machine.as_bytes
+
+    @property
     def machine(self) -> Machine:
         """What it has and how fast it is: what was found of it, over the figures of the usual part."""
         return _machine(self)

@@ -17,8 +17,8 @@ from ...ir.expr.index import simplify
 from ...ir.expr.ops import DRAWN_TOGETHER
 from ...ir.expr.symbols import divisor
 from ...ir.expr.value import Call, IndexValue
-from .functions import type_text
 from .lanes import bare
+from .types import type_text
 from .writer import SourceWriter, Value
 
 if TYPE_CHECKING:

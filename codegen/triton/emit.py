@@ -58,10 +58,10 @@ _HEAD = "import triton\nimport triton.language as tl\nfrom triton.language.extra
 def emit_triton(nest: LoopNest, target: Target) -> KernelSource:
     """The Triton source of a scheduled nest for a GPU target.
 
-    The kernel takes ``<name>_ptr`` for each parameter, then the size symbols, all of one integer type
-    (``option("index")``), in which indices are computed: 32 bits where they suffice at all sizes, and in the first form
-    of a text that has two (``KernelSource.reach``). It takes the hints that ``ir.nest.hints`` has for GPUs.
-    Raises EmitError, which says what schedule would do.
+    The kernel takes ``<name>_ptr`` for each parameter, of bytes where the target's Triton lacks the type, then the size
+    symbols, all of one integer type (``option("index")``), in which indices are computed: 32 bits where they suffice at
+    all sizes, and in the first form of a text that has two (``KernelSource.reach``). It takes the hints that
+    ``ir.nest.hints`` has for GPUs. Raises EmitError, which says what schedule would do.
     """
     if not target.is_gpu:
         raise EmitError(f"{target} is no GPU; Triton kernels are for cuda and hip")
@@ -73,7 +73,7 @@ class _TritonEmitter:
     def __init__(self, nest: LoopNest, target: Target) -> None:
         self.nest = nest
         self.target = target
-        self.program = TritonProgram(nest)
+        self.program = TritonProgram(nest, target)
         self.limits = take_limits(self.program)
         self.out = SourceWriter()
         self.values = Values(self.program, self.out)
@@ -111,7 +111,8 @@ class _TritonEmitter:
         text = f"{_HEAD}{integer}{ALIGNED if table else ''}{helpers_for(body + helpers, self.target)}{helpers}"
         text += f"\n\n@triton.jit\ndef {name}({', '.join(parameters)}):\n{body}\n"
         grid, meta = tuple(self.program.grid), self._meta(narrow=reach is not None)
-        return KernelSource(name, "triton", text, self.nest.params, symbols, grid, meta, reach)
+        params = tuple(map(self.program.types.in_memory, self.nest.params))
+        return KernelSource(name, "triton", text, params, symbols, grid, meta, reach)
 
     def _reach(self) -> sympy.Expr | None:
         """How far indices reach, where that decides their type."""
@@ -155,7 +156,7 @@ class _TritonEmitter:
         used = {s.name for e in self.program.loops.values() for s in e.free_symbols}
         if self.nest.table:
             axes = "".join(axis for axis in "xyz" if f"pid_{axis}" in used)
-            for line in table_head(self.nest, axes, self.program.integer):
+            for line in table_head(self.nest, axes, self.program.integer, self.program.types):
                 self.out.line(line)
             return
         for k, axis in enumerate("xyz"):

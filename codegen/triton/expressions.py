@@ -20,10 +20,11 @@ from ...ir.expr.ops import DRAWN_TOGETHER
 from ...ir.expr.value import Call, Cast, Const, Expr, IndexValue, Load, Select, Var, children, is_value, walk
 from ...ir.nest.loops import Scope
 from ..kernel import EmitError
-from .functions import FP8, call_text, cast_text, fp8_literal, literal, takes_literals, type_text
+from .functions import call_text, takes_literals
 from .index import Ranges
 from .lanes import Lanes, bare
 from .program import BlockInfo, TritonProgram
+from .types import FP8, literal, type_text
 from .writer import SCALAR, Dims, SourceWriter, Value
 
 _COMPARISONS = {"lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge, "eq": operator.eq,
@@ -69,7 +70,7 @@ class Expressions(Lanes, ABC):
             case Const():
                 type_text(expr.dtype)
                 if expr.dtype in FP8:
-                    return self.named(fp8_literal(expr.value, expr.dtype), SCALAR, expr.dtype)
+                    return self.named(self.program.types.eight_bits(expr.value, expr.dtype), SCALAR, expr.dtype)
                 return Value(literal(expr.value), SCALAR, expr.dtype, literal=True)
             case Var():
                 return env[expr.name]
@@ -84,7 +85,7 @@ class Expressions(Lanes, ABC):
                 value = self.value(expr.value, env, guard)
                 if value.dtype is expr.dtype:
                     return value
-                made = self.named(cast_text(value.typed, value.dtype, expr.dtype), value.dims, expr.dtype)
+                made = self.named(self.program.types.cast(value.typed, value.dtype, expr.dtype), value.dims, expr.dtype)
                 if value.text in self.masked:  # a zero stays one
                     self.masked[made.text] = self.masked[value.text]
                 return made
@@ -113,7 +114,7 @@ class Expressions(Lanes, ABC):
         texts = tuple(a.text if bare else a.typed for a in args)
         dims = frozenset[sympy.Symbol]().union(*(a.dims for a in args))
         of = args[0].dtype if args else expr.dtype
-        made = self.named(call_text(expr.fn, texts, of, expr.dtype), dims, expr.dtype)
+        made = self.named(call_text(expr.fn, texts, of, expr.dtype, self.program.types), dims, expr.dtype)
         if expr.fn == "mul" and all(a.text in self.masked for a in args):  # zero times zero
             self.masked[made.text] = frozenset.intersection(*(self.masked[a.text] for a in args))
         return made

@@ -1,4 +1,4 @@
-"""The table of scalar functions as Triton expressions, and casts.
+"""The table of scalar functions as Triton expressions.
 
 Accuracy is torch's: libdevice's functions rather than the fast approximations of ``tl.math``, divisions and square
 roots rounded to nearest. What may be approximate has a name of its own in the table (``approximations.py``). Half
@@ -13,102 +13,27 @@ from ...ir.expr.dtypes import DType
 from ...ir.expr.intrinsics import INTRINSICS, ScalarFunction
 from ...ir.expr.iterations import ITERATIONS
 from ...ir.expr.ops import APPROXIMATIONS, DRAWN_TOGETHER, OPS
-from ..kernel import EmitError, LibraryOnlyError
+from ..kernel import EmitError
+from .types import Types, type_text, typed_literal
 
 # Texts of the arguments and their type, to text.
 Handler = Callable[[tuple[str, ...], DType], str]
-
-TYPES: dict[DType, str] = {
-    DType.FLOAT64: "tl.float64",
-    DType.FLOAT32: "tl.float32",
-    DType.FLOAT16: "tl.float16",
-    DType.BFLOAT16: "tl.bfloat16",
-    DType.FLOAT8_E4M3FN: "tl.float8e4nv",
-    DType.FLOAT8_E5M2: "tl.float8e5",
-    DType.INT64: "tl.int64",
-    DType.INT32: "tl.int32",
-    DType.INT16: "tl.int16",
-    DType.INT8: "tl.int8",
-    DType.UINT64: "tl.uint64",
-    DType.UINT32: "tl.uint32",
-    DType.UINT16: "tl.uint16",
-    DType.UINT8: "tl.uint8",
-    DType.BOOL: "tl.int1",
-}
 
 
 def _names(text: str) -> list[str]:
     return text.split()
 
 
-FP8 = (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2)
-
-
-def type_text(dtype: DType) -> str:
-    """``tl.float32`` and so on. Raises LibraryOnlyError for types that Triton lacks."""
-    try:
-        return TYPES[dtype]
-    except KeyError:
-        raise LibraryOnlyError(f"Triton has no element type {dtype.value}; leave this op to the library") from None
-
-
-def literal(value: bool | int | float) -> str:
-    """A Python literal, infinities and NaN included."""
-    if isinstance(value, float):
-        if value != value:
-            return 'float("nan")'
-        if value in (float("inf"), float("-inf")):
-            return f'float("{value}")'
-    return f"({value!r})" if not isinstance(value, bool) and value < 0 else repr(value)
-
-
-def masked(mask: str, dtype: DType) -> str:
-    """The arguments of a load of which the lanes without ``mask`` give zero: Triton makes floats of eight bits of
-    other floats, and not of integers."""
-    return f", mask={mask}, other={'0.0' if dtype in FP8 else '0'}"
-
-
-def fp8_literal(value: float, dtype: DType) -> str:
-    """A number of eight bits, by its bits: Triton has no constant of some of them."""
-    bits = int(dtype.numpy.type(dtype.rounded(value)).view("u1"))
-    return f"tl.full([], {bits}, tl.uint8).to({type_text(dtype)}, bitcast=True)"
-
-
-def typed_literal(value: str, dtype: DType) -> str:
-    """A literal as a scalar of a definite type. Triton 3.6's interpreter makes none of bfloat16."""
-    if dtype is DType.BFLOAT16:
-        return f"tl.full([], {value}, tl.float32).to(tl.bfloat16)"
-    return f"tl.full([], {value}, {type_text(dtype)})"
-
-
-def cast_text(text: str, source: DType, target: DType) -> str:
-    """``text`` converted with torch's rules. Raises LibraryOnlyError where Triton's conversion differs."""
-    if target is DType.BOOL:
-        return f"({text} != 0)"
-    if target.limit is not None:  # Triton saturates too, but says so of hardware alone
-        most = f"{text}.to(tl.float32), -{target.limit}, {target.limit}, tl.PropagateNan.ALL"
-        return f"tl.clamp({most}).to({type_text(target)})"
-    if target in FP8:
-        raise LibraryOnlyError(
-            f"{source.value} to {target.value}: Triton saturates where torch does not; leave it to the library"
-        )
-    name = type_text(target)
-    # torch rounds twice on the way from float64 and the integers to the half types.
-    if (target.is_half and source not in (DType.FLOAT32, *FP8)) or (source.is_half and target is not DType.FLOAT32):
-        return f"{text}.to(tl.float32).to({name})"
-    return f"{text}.to({name})"
-
-
-def call_text(fn: str, args: tuple[str, ...], dtype: DType, result: DType) -> str:
+def call_text(fn: str, args: tuple[str, ...], dtype: DType, result: DType, types: Types) -> str:
     """The call of an IR function on arguments of ``dtype``. Raises EmitError where that type has no such function."""
     if fn == "bitcast":
-        return f"{args[0]}.to({type_text(result)}, bitcast=True)"
+        return f"{args[0]}.to({types.text(result)}, bitcast=True)"
     if fn in _FLOAT_ONLY and not dtype.is_float:
         raise EmitError(f"{fn} of {dtype.value}: cast to a float type first")
     handler = FUNCTIONS.get(fn) or _intrinsic(INTRINSICS[fn])
     if dtype.is_half:
-        text = handler(tuple(f"{a}.to(tl.float32)" for a in args), DType.FLOAT32)
-        return f"({text}).to({type_text(result)})" if result is dtype else text
+        text = handler(tuple(types.wide(a, dtype) for a in args), DType.FLOAT32)
+        return types.cast(f"({text})", DType.FLOAT32, result) if result is dtype else text
     return handler(args, dtype)
 
 

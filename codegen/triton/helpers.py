@@ -10,7 +10,9 @@ import re
 from ...ir.target import Target
 from .approximations import approximation_source
 from .iterations import intrinsic_source, iteration_source
+from .packed.eight_bits import CONVERSIONS
 from .packed.pairs import pair_source
+from .types import Types
 
 HELPERS: dict[str, str] = {
     "mlc_floordiv": '''
@@ -208,11 +210,12 @@ _NAME = re.compile(r"\bmlc_\w+")
 def helpers_for(text: str, target: Target) -> str:
     """The sources of the device functions that ``text`` calls, each before its first use, for a target."""
     needed: dict[str, str] = {}
+    types = Types.of(target)
 
     def visit(body: str) -> None:
         for name in _NAME.findall(body):
-            source = HELPERS.get(name) or approximation_source(name, target)
-            source = source or iteration_source(name) or intrinsic_source(name) or pair_source(name)
+            source = HELPERS.get(name) or CONVERSIONS.get(name) or approximation_source(name, target)
+            source = source or iteration_source(name, types) or intrinsic_source(name, types) or pair_source(name)
             if source is not None and name not in needed:
                 visit(source.replace(f"def {name}", ""))
                 needed[name] = source

@@ -12,7 +12,6 @@ from ...ir.expr.value import Index, is_value
 from ...ir.nest.loops import AxisKind
 from ..host.python.brackets import closes_at_end
 from ..kernel import EmitError
-from .functions import type_text
 from .index import index_text
 from .loops.limits import verdict
 from .program import BlockInfo, TritonProgram
@@ -116,7 +115,9 @@ class Lanes:
         if value.dims:
             return Value(f"tl.broadcast_to({value.text}, {self.shape(dims)})", dims, value.dtype)
         if value.literal:
-            return Value(f"tl.full({self.shape(dims)}, {value.text}, {type_text(value.dtype)})", dims, value.dtype)
+            return Value(
+                f"tl.full({self.shape(dims)}, {value.text}, {self.program.types.text(value.dtype)})", dims, value.dtype
+            )
         text = f"tl.broadcast_to({value.text}, {self.shape(dims)})"
         return Value(text, dims, value.dtype)
 

@@ -13,8 +13,10 @@ from ...ir.expr.symbols import Size
 from ...ir.expr.value import Expr, IndexValue, Load, children, is_value, symbol
 from ...ir.nest.hints import APART, NARROW_ROWS, TENSORIZE
 from ...ir.nest.loops import AxisKind, Block, Buffer, Loop, LoopKind, LoopNest, Scope, Update, blocks, walk_nodes
+from ...ir.target import Target
 from ..kernel import INDEX_MAX, EmitError
 from .index import Ranges
+from .types import Types
 from .writer import Dims
 
 Conjunct: TypeAlias = tuple[sympy.Expr, sympy.Expr]
@@ -95,8 +97,10 @@ def _divided(
 class TritonProgram:
     """Everything about a nest that is decided before the first line is written."""
 
-    def __init__(self, nest: LoopNest) -> None:
+    def __init__(self, nest: LoopNest, target: Target) -> None:
         self.nest = nest
+        self.target = target
+        self.types = Types.of(target)
         self.buffers: dict[str, Buffer] = nest.buffers
         self.ranges = Ranges(nest.symbols)
         self.grid: list[sympy.Expr] = []

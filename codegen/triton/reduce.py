@@ -18,9 +18,9 @@ from ...ir.expr.value import Const, Expr, Load, Select, Var, call, const
 from ...ir.nest.hints import NARROW_ROWS, NUM_WARPS
 from ...ir.nest.loops import Access, AxisKind, Buffer, Scope, Update
 from ..kernel import ALIGNMENT, EmitError
-from .functions import cast_text, literal, type_text, typed_literal
 from .products.dot import dot
 from .program import BlockInfo
+from .types import literal, type_text, typed_literal
 from .values import Values
 from .writer import SCALAR, Dims, SourceWriter, Value
 
@@ -124,7 +124,9 @@ class Reductions:
         for target, dtype in zip(update.targets, _states(update), strict=True):
             buffer = self.values.program.buffers[target.buffer]
             value = self._stored(info, buffer, target)
-            text = value.text if buffer.dtype is dtype else cast_text(value.text, buffer.dtype, dtype)
+            text = (
+                value.text if buffer.dtype is dtype else self.values.program.types.cast(value.text, buffer.dtype, dtype)
+            )
             held.append(Value(text, value.dims, dtype))
         return tuple(held)
 
@@ -151,7 +153,7 @@ class Reductions:
             self._finish(info, update, (self._one_copy(result),))
 
     def _one_copy(self, value: Value) -> Value:
-        """One of the columns that are all the same in a product with a vector."""
+        """The first column of a product with a vector; the others are the same, or nothing."""
         copies = self.values.program.copies
         if copies is None or copies not in value.dims:
             return value
@@ -327,7 +329,7 @@ class Reductions:
         for target, result in zip(update.targets, results, strict=True):
             buffer = self.values.program.buffers[target.buffer]
             if result.dtype is not buffer.dtype:
-                text = self.out.assign("v", cast_text(result.text, result.dtype, buffer.dtype))
+                text = self.out.assign("v", self.values.program.types.cast(result.text, result.dtype, buffer.dtype))
                 result = Value(text, result.dims, buffer.dtype)
             self.values.store(buffer, target.indices, result, ended)
 

@@ -13,9 +13,9 @@ import sympy
 from ...ir.expr.dtypes import DType
 from ...ir.nest.loops import AxisKind, Update
 from ..kernel import EmitError
-from .functions import cast_text, literal, type_text
 from .program import BlockInfo
 from .reduce import Reductions
+from .types import literal, type_text
 from .values import Tile, Values
 from .writer import Dims, SourceWriter, Value
 
@@ -77,7 +77,7 @@ class Scans:
         for target, state in zip(update.targets, states, strict=True):
             buffer = self.values.program.buffers[target.buffer]
             if state.dtype is not buffer.dtype:
-                text = self.out.assign("v", cast_text(state.text, state.dtype, buffer.dtype))
+                text = self.out.assign("v", self.values.program.types.cast(state.text, state.dtype, buffer.dtype))
                 state = Value(text, state.dims, buffer.dtype)
             position = self.values.position(target.indices)
             self.values.tiles[target.buffer] = Tile(state, position, tuple(self.values.serial))

@@ -7,8 +7,8 @@ from ...ir.expr.value import Expr, Index, is_value
 from ...ir.nest.hints import ATOMIC
 from ...ir.nest.loops import Buffer, Store, Update
 from ..kernel import EmitError
-from .functions import masked, type_text
 from .program import BlockInfo
+from .types import type_text
 from .values import Value, Values
 from .writer import SourceWriter
 
@@ -69,12 +69,14 @@ def _write(
         where = values.broadcast(where, lanes)
     value = values.broadcast(value, lanes)
     if how in ("atomic_max", "atomic_min") and value.dtype.is_float:
-        value = _with_lasting_nan(out, where, value, mask, how)
+        value = _with_lasting_nan(values, out, where, value, mask, how)
     out.line(f"tl.{how}({where.text}, {value.text}{suffix})")
     values.stored.add(buffer.name)
 
 
-def _with_lasting_nan(out: SourceWriter, where: Value, value: Value, mask: Value | None, how: str) -> Value:
+def _with_lasting_nan(
+    values: Values, out: SourceWriter, where: Value, value: Value, mask: Value | None, how: str
+) -> Value:
     """The value of each lane, or a NaN that no other value replaces where it is one or the place holds one.
 
     Triton compares floats as integers: those without a sign bit as signed, those with it as unsigned ones. So a NaN
@@ -84,7 +86,7 @@ def _with_lasting_nan(out: SourceWriter, where: Value, value: Value, mask: Value
     bits = DType.INT32 if value.dtype is DType.FLOAT32 else DType.INT64
     pattern = -1 if how == "atomic_min" else (1 << (bits.bits - 1)) - 1
     nan = f"tl.full([], {pattern}, {type_text(bits)}).to({type_text(value.dtype)}, bitcast=True)"
-    suffix = masked(mask.text, value.dtype) if mask is not None else ""
+    suffix = values.program.types.masked(mask.text, value.dtype) if mask is not None else ""
     old = out.assign("old", f"tl.load({where.text}{suffix}, volatile=True)")
     has_nan = f"({value.text} != {value.text}) | ({old} != {old})"
     return Value(out.assign("v", f"tl.where({has_nan}, {nan}, {value.text})"), value.dims, value.dtype)

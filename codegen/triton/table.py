@@ -7,7 +7,7 @@ It takes two pointers. ``table`` has a row of int64 for each call: the addresses
 from __future__ import annotations
 
 from ...ir.nest.loops import LoopNest
-from .functions import type_text
+from .types import Types
 
 PARAMETERS = ("table_ptr", "programs_ptr")
 # Lines of the text: elements by size that 16 bytes hold. Where some address is no multiple of 16 bytes, the variant of
@@ -16,9 +16,9 @@ ALIGNED = "".join(f"ALIGN_{n} = tl.constexpr({16 // n})\n" for n in (1, 2, 4, 8)
 UNALIGNED = "".join(f"ALIGN_{n} = tl.constexpr(1)\n" for n in (1, 2, 4, 8))
 
 
-def table_head(nest: LoopNest, axes: str, integer: str) -> list[str]:
+def table_head(nest: LoopNest, axes: str, integer: str, types: Types) -> list[str]:
     """The lines that read a program's place, addresses and sizes; ``axes`` are those of the grid that it uses, and
-    ``integer`` is the type of indices."""
+    ``integer`` is the type of indices, ``types`` those of elements."""
     width = len(nest.params) + len(nest.symbols.symbols)
     lines = ["place_ = programs_ptr + tl.program_id(0).to(tl.int64) * 4"]
     lines.append("base_ = table_ptr.to(tl.int64)")
@@ -31,7 +31,7 @@ def table_head(nest: LoopNest, axes: str, integer: str) -> list[str]:
         offset = f"(tl.load(row_ + {k}) - base_) // {b.dtype.itemsize}"
         if (b.align == 0 or b.align % 16 == 0) and b.dtype.itemsize < 16:
             offset = f"tl.multiple_of({offset}, ALIGN_{b.dtype.itemsize})"
-        lines.append(f"{b.name}_ptr = table_ptr.to(tl.pointer_type({type_text(b.dtype)})) + {offset}")
+        lines.append(f"{b.name}_ptr = table_ptr.to(tl.pointer_type({types.text(b.dtype)})) + {offset}")
     for k, s in enumerate(nest.symbols.sizes, len(nest.params)):
         size = f"tl.load(row_ + {k})" + ("" if integer == "tl.int64" else f".to({integer})")
         power = min(s.divisor & -s.divisor, 16)

@@ -20,7 +20,6 @@ from ...ir.nest.kept import changed_where
 from ...ir.nest.loops import AxisKind, Buffer, Scope, Store
 from ..kernel import EmitError
 from .expressions import Expressions
-from .functions import masked
 from .program import TritonProgram
 from .writer import SCALAR, Dims, SourceWriter, Value
 
@@ -149,7 +148,7 @@ class Values(Expressions):
         text, beyond = self._in_copies(text, linear, parts)
         if mask is not None and mask.dims and not own:
             text = f"{text} + tl.zeros({self.shape(mask.dims)}, tl.int32)"
-        suffix = masked(mask.text, buffer.dtype) if mask is not None else ""
+        suffix = self.program.types.masked(mask.text, buffer.dtype) if mask is not None else ""
         policy = EVICT.of(self.info.block, buffer.name) or EVICT.of(self.program.nest, buffer.name)
         suffix += f', eviction_policy="{policy}"' if policy else ""
         where = self.pointer(buffer, text) + beyond

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import sympy
 
 from ...ir.expr.dtypes import DType
-from .functions import typed_literal
+from .types import typed_literal
 
 Dims = frozenset[sympy.Symbol]
 SCALAR: Dims = frozenset()

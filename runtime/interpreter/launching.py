@@ -61,11 +61,16 @@ def _function(name: str, text: str) -> Any:
     return fn
 
 
-def launch(name: str, text: str, grid: Sequence[int], tensors: Sequence[Tensor], sizes: Sequence[int] = ()) -> None:
+def launch(source: KernelSource, grid: Sequence[int], tensors: Sequence[Tensor], sizes: Sequence[int] = ()) -> None:
     """Run a kernel over tensors and sizes, where they are."""
-    fn = _function(name, text)
+    fn = _function(source.name, source.text)
     with np.errstate(all="ignore"), allowed(tensors):
-        fn[tuple(grid)](*tensors, *sizes)
+        fn[tuple(grid)](*_as_taken(source, tensors), *sizes)
+
+
+def _as_taken(source: KernelSource, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors as the kernel takes them: those of types that its target lacks as bytes."""
+    return [t.view(b.dtype.torch) for t, b in zip(tensors, source.params, strict=True)]
 
 
 def launch_table(
@@ -102,7 +107,7 @@ def launch_some(
     if total == 0:
         return Done(0, 0)
     together = "tl.atomic" in source.text
-    fn = _function(source.name, source.text)
+    fn, tensors = _function(source.name, source.text), _as_taken(source, tensors)
     # One program, over copies, tells how long the others take.
     copies = _copies(tensors)
     start = time.perf_counter()

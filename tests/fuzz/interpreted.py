@@ -144,7 +144,7 @@ class _Kernel:
         if self.source.option("table"):
             launch_table(self.source, self.target, given, [n for row in numbers for n in row])
         elif 0 not in grids[0]:
-            launch(self.source.name, self.source.text, grids[0], given[0], numbers[0])
+            launch(self.source, grids[0], given[0], numbers[0])
         return 1.0
 
     def lines(self, sizes: Mapping[str, int]) -> int:

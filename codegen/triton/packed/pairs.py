@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ....ir.expr.dtypes import DType
 from ....ir.expr.value import Call, Cast, Const, Expr, Load, Select, call, const
-from ..functions import typed_literal
+from ..types import typed_literal
 from ..writer import Value
 from .digits import Digit, digit_of, holds, span_of, sum_span
 

@@ -15,7 +15,6 @@ from ....ir.expr.dtypes import DType
 from ....ir.expr.value import Load, is_value
 from ....ir.nest.loops import Buffer, Scope
 from ...kernel import ALIGNMENT
-from ..functions import masked
 from ..program import BlockInfo
 from ..values import Values
 from ..writer import Dims, SourceWriter, Value
@@ -104,7 +103,7 @@ class Parts:
             mask = values.all_of(values.bounds(dims))
             if mask is not None and not mask.dims <= dims:
                 return None
-            suffix = masked(mask.text, DType.UINT16) if mask is not None else ""
+            suffix = self.values.program.types.masked(mask.text, DType.UINT16) if mask is not None else ""
             pointer = f"tl.cast({buffer.name}_ptr, tl.pointer_type(tl.uint16), bitcast=True)"
             name = self.out.assign(f"{buffer.name}_", f"tl.load({pointer} + ({values.index(offset)}){suffix})")
             found = Value(name, dims, DType.UINT16)
@@ -176,7 +175,7 @@ class Parts:
         (lane,) = dims
         dim, extent = values.program.tile[lane]
         place, back = ("[None, :]", "[:, None]") if dim == 0 else ("[:, None]", "[None, :]")
-        suffix = masked(mask.text, buffer.dtype) if mask is not None else ""
+        suffix = values.program.types.masked(mask.text, buffer.dtype) if mask is not None else ""
         offset = f"{values.index(rest)} + tl.arange(0, {count}){place}"
         whole = self.out.assign(f"{buffer.name}_", f"tl.load({buffer.name}_ptr + ({offset}){suffix})")
         rows = whole if dim == 0 else f"tl.permute({whole}, (1, 0))"
@@ -203,7 +202,7 @@ class Parts:
         offset = f"{values.index(rest)} + tl.arange(0, {count * extent}){place}"
         if copies:
             offset += f" + tl.zeros({values.shape(copies)}, tl.int32)"
-        suffix = masked(mask.text, buffer.dtype) if mask is not None else ""
+        suffix = values.program.types.masked(mask.text, buffer.dtype) if mask is not None else ""
         whole = self.out.assign(f"{buffer.name}_", f"tl.load({buffer.name}_ptr + ({offset}){suffix})")
         other = next((program.tile[s][1] for s in across), 1)
         levels = count.bit_length() - 1

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sympy
 
 from ....ir.expr.dtypes import DType
-from ..functions import type_text
+from ..types import type_text
 from ..values import Values
 from ..writer import SourceWriter, Value
 

@@ -17,8 +17,8 @@ from ....ir.expr.value import Cast, Expr, Load, free_symbols, is_value
 from ....ir.nest.hints import INPUT_PRECISION, OPERANDS
 from ....ir.nest.loops import Scope, Update
 from ...kernel import EmitError
-from ..functions import cast_text, type_text
 from ..program import BlockInfo
+from ..types import type_text
 from ..values import Values
 from ..writer import Dims, SourceWriter, Value
 
@@ -89,12 +89,17 @@ def _operand(values: Values, out: SourceWriter, info: BlockInfo, side: Sequence[
     product = product_of([bare(e) if narrow is not e.dtype else e for e in side])
     tile = values.value(product)
     if tile.dtype is not narrow:
-        tile = Value(out.assign("v", cast_text(tile.typed, tile.dtype, narrow)), tile.dims, narrow)
+        tile = Value(out.assign("v", values.program.types.cast(tile.typed, tile.dtype, narrow)), tile.dims, narrow)
     mask = values.all_of(values.reduction_bounds())
     if mask is not None and not _is_masked(values, info, product):
         zero = f"tl.full([], 0, {type_text(narrow)})"
         text = f"tl.where({mask.text}, {tile.typed}, {zero})"
         tile = Value(out.assign("v", text), mask.dims | tile.dims, narrow)
+    copies = values.program.copies
+    if copies in info.tile - tile.dims and values.program.target.has_operands_ahead:
+        # The first column is the result. Of copies alone Triton would bring the columns ahead as if they were rows.
+        text = f"tl.where({copies} == 0, {tile.typed}, tl.full([], 0, {type_text(narrow)}))"
+        tile = Value(out.assign("v", text), tile.dims | {copies}, narrow)
     return values.broadcast(tile, info.tile)
 
 

@@ -47,8 +47,7 @@ class Interpreter:
     ) -> dict[str, np.ndarray]:
         names = [b.name for b in source.params]
         job = {
-            "name": source.name,
-            "text": source.text,
+            "source": source,
             "grid": [number(g, sizes) for g in source.grid],
             "sizes": [sizes[s] for s in source.symbols],
             "params": [_parameter(b, inputs, sizes) for b in source.params],
@@ -97,7 +96,7 @@ def _parameter(buffer: Buffer, inputs: dict[str, np.ndarray], sizes: dict[str, i
     array = inputs.get(buffer.name)
     if array is None:
         array = np.zeros(shape, buffer.dtype.numpy)
-    return array, tuple(number(e, sizes) for e in buffer.strides), buffer.dtype.value
+    return array.view(buffer.dtype.numpy), tuple(number(e, sizes) for e in buffer.strides), buffer.dtype.value
 
 
 def random_array(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> np.ndarray:
@@ -125,14 +124,15 @@ def interpreter() -> Iterator[Interpreter]:
 
 @pytest.fixture
 def agrees(interpreter: Interpreter) -> Callable[..., KernelSource]:
-    """`agrees(nest, sizes, inputs=, tolerance=)`: the kernel, interpreted, gives what the oracle gives; returns the
-    source."""
+    """`agrees(nest, sizes, inputs=, tolerance=, target=)`: the kernel for a target, interpreted, gives what the oracle
+    gives; returns the source."""
 
     def check(
         nest: LoopNest,
         sizes: dict[str, int] | None = None,
         inputs: dict[str, np.ndarray] | None = None,
         tolerance: float | None = None,
+        target: Target = SM90,
     ) -> KernelSource:
         sizes = sizes or {}
         rng = np.random.default_rng(0)
@@ -140,12 +140,13 @@ def agrees(interpreter: Interpreter) -> Callable[..., KernelSource]:
         for b in nest.params:
             if b.name not in {*nest.outputs} - _read(nest) and b.name not in given:
                 given[b.name] = random_input(rng, b, sizes)
-        source = emit_triton(nest, SM90)
+        source = emit_triton(nest, target)
         wanted = run_nest(nest, given, sizes)
         for form in forms(source):
             found = interpreter.run(form, nest.outputs, given, sizes)
             for name in nest.outputs:
-                compare(name, found[name], wanted[name], nest.buffer(name).dtype, tolerance, form.text)
+                dtype = nest.buffer(name).dtype
+                compare(name, found[name].view(dtype.numpy), wanted[name], dtype, tolerance, form.text)
         return source
 
     return check

@@ -50,7 +50,7 @@ def _run(job):
     if "rows" in job:
         return _run_table(job)
     tensors = [_tensor(*p) for p in job["params"]]
-    launch(job["name"], job["text"], job["grid"], tensors, job["sizes"])
+    launch(job["source"], job["grid"], tensors, job["sizes"])
     return [_array(tensors[k]) for k in job["outputs"]]
 
 
@@ -65,8 +65,7 @@ def main() -> None:
         try:
             answer = ("ok", _run(job))
         except Exception as error:
-            text = job["source"].text if "rows" in job else job["text"]
-            answer = ("error", f"{type(error).__name__}: {error}\n{text}")
+            answer = ("error", f"{type(error).__name__}: {error}\n{job['source'].text}")
         pickle.dump(answer, sink)
         sink.flush()
 

@@ -6,6 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sympy
+
+from torch_mlc.codegen.kernel import KernelSource
+from torch_mlc.ir.expr.dtypes import DType
+from torch_mlc.ir.nest.loops import Buffer
 
 TEXT = """import triton
 import triton.language as tl
@@ -29,8 +34,10 @@ def kernel(in0_ptr, out0_ptr, s0):
 )
 def test_kernels_touch_nothing_but_their_arguments(interpreter: Any, line: str, said: str) -> None:
     x = np.arange(13, dtype=np.float32)
+    buffers = tuple(Buffer(n, (sympy.Integer(13),), (sympy.S.One,), DType.FLOAT32) for n in ("in0", "out0"))
     job = {
-        "name": "kernel", "text": TEXT.format(line=line), "grid": [1], "sizes": [13], "outputs": [1],
+        "source": KernelSource("kernel", "triton", TEXT.format(line=line), buffers, ("s0",)), "grid": [1],
+        "sizes": [13], "outputs": [1],
         "params": [(x, (1,), "float32"), (np.zeros_like(x), (1,), "float32")],
     }  # fmt: skip
     if said:

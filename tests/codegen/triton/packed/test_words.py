@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import torch_mlc
 from torch_mlc.codegen.triton import emit_triton
-from torch_mlc.ir.target import gpu_target
+from torch_mlc.ir.target import Target, gpu_target
 from torch_mlc.scheduler.functions.lower import lower_to_loops
 from torch_mlc.scheduler.rules import default_schedule
 
@@ -108,18 +108,18 @@ def array(t: Tensor) -> np.ndarray:
     return t.contiguous().view(getattr(torch, f"uint{8 * t.element_size()}")).numpy().view(kind)
 
 
-def run(interpreter: Any, form: Form, inputs: list[Tensor]) -> tuple[str, np.ndarray]:
-    """The rule of the only kernel of a form, and what it gives.
+def run(interpreter: Any, form: Form, inputs: list[Tensor], target: Target) -> tuple[str, np.ndarray]:
+    """The rule of the only kernel of a form for a target, and what it gives.
 
     Operands of one type and size are given to the kernel in their order, so a form has to use them in that order.
     """
-    report = torch_mlc.explain(form, *inputs, target="cuda:sm_90")
+    report = torch_mlc.explain(form, *inputs, target=str(target))
     (graph,) = report.graphs
     assert not graph.libraries
     (kernel,) = graph.kernels
     assert kernel.function is not None
-    schedule = default_schedule(lower_to_loops(kernel.function, SM90), SM90)
-    source = emit_triton(schedule.nest, SM90)
+    schedule = default_schedule(lower_to_loops(kernel.function, target), target)
+    source = emit_triton(schedule.nest, target)
     left, given = [array(t) for t in inputs], {}
     for b in schedule.nest.params:
         if b.name not in schedule.nest.outputs:
@@ -130,12 +130,14 @@ def run(interpreter: Any, form: Form, inputs: list[Tensor]) -> tuple[str, np.nda
     return str(schedule.rule), interpreter.run(source, (output,), given, {})[output].astype(np.float64)
 
 
-def check(interpreter: Any, name: str, m: int, sizes: tuple[int, int, int], half: torch.dtype) -> str:
+def check(
+    interpreter: Any, name: str, m: int, sizes: tuple[int, int, int], half: torch.dtype, target: Target = SM90
+) -> str:
     torch.manual_seed(m)
     form, k, rest = made(name, *sizes, half)
     x = torch.randn(m, k).to(half)
     wanted = form(x.double(), *(t.double() if t.is_floating_point() and t.element_size() > 1 else t for t in rest))
-    rule, found = run(interpreter, form, [x, *rest])
+    rule, found = run(interpreter, form, [x, *rest], target)
     np.testing.assert_allclose(found, wanted.numpy(), rtol=LIMITS[half], atol=LIMITS[half] * float(wanted.abs().max()))
     return rule
 
@@ -162,6 +164,15 @@ def test_packed_weights(interpreter: Any, name: str, half: torch.dtype, m: int) 
 def test_tails(interpreter: Any, name: str, half: torch.dtype, m: int) -> None:
     """Rows, columns and terms that fill no tile, and activations of float32."""
     check(interpreter, name, m, (40, 3, 88), half)
+
+
+@pytest.mark.parametrize("sizes", [(64, 2, 128), (40, 3, 88)])
+@pytest.mark.parametrize(("name", "half", "m"), [case for case in CASES if case[0].startswith("e")])
+def test_floats_of_eight_bits_that_are_bytes(
+    interpreter: Any, name: str, half: torch.dtype, m: int, sizes: tuple[int, int, int]
+) -> None:
+    """Where Triton lacks the type of the weight, and where it lacks no more than its product."""
+    check(interpreter, name, m, sizes, half, gpu_target("cuda:sm_80"))
 
 
 def test_a_zero_point_is_subtracted_with_the_power_of_two() -> None:

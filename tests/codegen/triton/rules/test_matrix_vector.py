@@ -135,3 +135,21 @@ def test_large_matrices_are_read_wide(name, target):
     assert issue is not None and report.occupancy is not None
     in_flight = issue.on_multiprocessor(report.threads, report.occupancy, gpu.machine)
     assert in_flight is not None and in_flight >= bytes_wanted(gpu.machine)
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_89", "cuda:sm_90"])
+@pytest.mark.parametrize(("kind", "size"), [(DType.FLOAT8_E4M3FN, 512), (DType.FLOAT8_E5M2, 512), (I8, 500), (U8, 500)])
+def test_a_matrix_that_is_converted_alone(interpreter, kind, size, target):
+    """Nothing but the conversion is between memory and the product, on either side. Where Triton brings parts of
+    operands ahead, it took the columns of a vector for rows, and compiled nothing."""
+    gpu = gpu_target(target)
+    inputs = [buffer("in0", (size,), BF16), buffer("in1", (96, size), kind)]
+    product = call("mul", wide("in0", (R0,), BF16), cast(cast(Load("in1", (ROW, R0), kind), BF16), F32))
+    nest = scheduled(_ended(inputs, product, 96, dims(r0=size), BF16, False), gpu)
+    source = emit_triton(nest, gpu)
+    compile_triton(source, gpu)
+    rng = np.random.default_rng(4)
+    x, w = rng.standard_normal(size).astype(BF16.numpy), (rng.standard_normal((96, size)) * 9).astype(kind.numpy)
+    found = interpreter.run(source, ("out0",), {"in0": x, "in1": w}, {})["out0"][0].astype(np.float64)
+    wanted = w.astype(np.float64) @ x.astype(np.float64)
+    np.testing.assert_allclose(found, wanted, rtol=8e-3, atol=8e-3 * np.abs(wanted).max())
