@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import sympy
 
 from ...ir.expr.dtypes import DType
+from ...ir.expr.index import expanded
 from ...ir.expr.value import symbol
 from ...ir.nest.hints import CASCADE, HOLD, PREFETCH, PREFETCH_STORES, Hint
 from ...ir.nest.loops import Block, Bound, Loop, LoopKind, Node, Store, Update, map_nodes, walk_nodes
@@ -182,7 +183,7 @@ def _known_lanes(ctx: Context, loop: Loop) -> int | None:
     here = {var: sympy.Integer(int(v.name)) for var, v in ctx.indices.items() if v.is_literal}
     live = int(loop.extent)
     for bound in masks:
-        parts = split_linear(sympy.expand((bound.rhs - bound.lhs).xreplace(here)), loop.var)
+        parts = split_linear(expanded((bound.rhs - bound.lhs).xreplace(here)), loop.var)
         if parts is None or parts[1] != -1 or not parts[0].is_Integer:
             return None
         live = min(live, int(parts[0]))
@@ -217,14 +218,14 @@ def _rebound(ctx: Context, loop: Loop, value: sympy.Expr) -> tuple[tuple[Node, .
     mapping = {loop.var: value}
 
     def moved(bound: Bound) -> Bound:
-        return Bound(sympy.expand(bound.lhs.xreplace(mapping)), sympy.expand(bound.rhs.xreplace(mapping)))
+        return Bound(expanded(bound.lhs.xreplace(mapping)), expanded(bound.rhs.xreplace(mapping)))
 
     def rebound(node: Node) -> Node | None:
         if not isinstance(node, Block):
             return None
         return replace(
             node,
-            bindings=tuple(sympy.expand(e.xreplace(mapping)) for e in node.bindings),
+            bindings=tuple(expanded(e.xreplace(mapping)) for e in node.bindings),
             predicate=tuple(map(moved, node.predicate)),
         )
 
@@ -240,7 +241,7 @@ def _narrow_lanes(ctx: Context, nest: Nest, loop: Loop, native: int, masks: set[
     high = Val(str(pieces.extent), I64)
     if len(masks) == 1:
         (bound,) = masks
-        parts = split_linear(sympy.expand(bound.rhs - bound.lhs), loop.var)
+        parts = split_linear(expanded(bound.rhs - bound.lhs), loop.var)
         if parts is not None and parts[1] == -1:  # only as many as have a live lane
             high = smin(ctx, high, iterations_above(ctx, parts[0], native))
     assumed = ctx.assumed

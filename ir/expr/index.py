@@ -41,6 +41,14 @@ def simplify(expr: sympy.Expr, extents: Extents, table: SymbolTable = _EMPTY) ->
     return _simplify(expr, key, table.restrict(sizes))
 
 
+def expanded(expr: sympy.Expr) -> sympy.Expr:
+    """As ``sympy.expand``. A sum of products of numbers and symbols, as most indices are, is returned as it is."""
+    for term in expr.args if expr.is_Add else (expr,):
+        if term.args and not (term.is_Mul and not any([factor.args for factor in term.args])):
+            return sympy.expand(expr)
+    return expr
+
+
 def is_within(expr: sympy.Expr, bound: sympy.Expr, extents: Extents, table: SymbolTable) -> bool:
     """Whether ``0 <= expr < bound`` is proved, given ``0 <= var < extents[var]`` and what ``table`` knows of sizes."""
     return _Simplifier(dict(extents), table).within(expr, bound)

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import sympy
 
 from ...ir.expr.dtypes import DType
-from ...ir.expr.index import simplify
+from ...ir.expr.index import expanded, simplify
 from ...ir.expr.symbols import Size, SymbolTable
 from ...ir.expr.value import Cast, Expr, Index, Load, always_rounded, cast, is_value, rewrite, symbol
 from ...ir.function.function import Dim, Output, Stage, TensorFunction
@@ -33,6 +33,8 @@ from .tiles import kept, reduced
 
 Call: TypeAlias = CallTensor
 Unit: TypeAlias = Group | Library | CallTensor
+# Elements from one position of a dimension of a group to the next, in a tensor.
+Strides: TypeAlias = dict[int, int]
 
 
 def assemble(
@@ -182,6 +184,8 @@ class _Assembler:
     # The dimensions of what reductions over rows give, and those that they combine over.
     kept: tuple[sympy.Symbol, ...] = ()
     over: tuple[sympy.Symbol, ...] = ()
+    # Strides of what is stored and of what is read, once they were asked for.
+    strides: tuple[list[Strides], list[Strides]] | None = None
 
     def build(self) -> tuple[TensorFunction, CallTensor]:
         g = self.group
@@ -239,31 +243,46 @@ class _Assembler:
         """Dimensions in the memory order of the biggest tensor that the group touches, stores before loads."""
         if len(dims) < 2:
             return dims
-        strides = self._main_strides(set(dims))
+        if self.strides is None:
+            self.strides = self._strides_of_all()
+        strides = self._main_strides(set(dims), *self.strides)
         return sorted(dims, key=lambda d: (-strides.get(d, 0), dims.index(d)))
 
-    def _main_strides(self, dims: set[int]) -> dict[int, int]:
-        g = self.group
-        best: tuple[int, int, dict[int, int]] = (0, -1, {})
+    @staticmethod
+    def _main_strides(dims: set[int], stored: list[Strides], read: list[Strides]) -> Strides:
+        best: tuple[int, int, Strides] = (0, -1, {})
+        for found in stored:
+            best = max(best, (len(dims & found.keys()), 1, found), key=lambda b: b[:2])
+        for found in read:
+            covered = len(dims & found.keys())
+            if covered > best[0]:
+                best = (covered, 0, found)
+        return best[2]
+
+    def _strides_of_all(self) -> tuple[list[Strides], list[Strides]]:
+        """Those of what the group stores, and of what it reads."""
+        g, types = self.group, self.types
+        stored = [
+            self._strides([g.bindings[m.name][a] for a in m.axes], t)
+            for m in g.nodes
+            for n, t in zip(m.names, m.types, strict=True)
+            if n in self.needed
+        ]
+        plain: dict[str, list[tuple[FusionNode, Load]]] = {}
         for m in g.nodes:
-            for n, t in zip(m.names, m.types, strict=True):
-                if n in self.needed:
-                    found = self._strides([g.bindings[m.name][a] for a in m.axes], t)
-                    best = max(best, (len(dims & found.keys()), 1, found), key=lambda b: b[:2])
-        types = self.types
+            for ld in m.loads:
+                if not any(map(is_value, ld.indices)):
+                    plain.setdefault(ld.buffer, []).append((m, ld))
+        read = []
         for name, known in g.reads.items():
             if name in types:
                 found = self._strides([() if d is None else d for d in known], types[name])
-                if None in known:
-                    found = self._steps(name, types[name]) | found
-                covered = len(dims & found.keys())
-                if covered > best[0]:
-                    best = (covered, 0, found)
-        return best[2]
+                read.append(self._steps(plain.get(name, []), types[name]) | found if None in known else found)
+        return stored, read
 
-    def _strides(self, axes: list[Digits], t: TensorType) -> dict[int, int]:
+    def _strides(self, axes: list[Digits], t: TensorType) -> Strides:
         hint = self.graph.symbols.hint
-        result: dict[int, int] = {}
+        result: Strides = {}
         for digits, stride in zip(axes, t.strides, strict=True):
             step = stride
             for d in reversed(digits):
@@ -271,17 +290,16 @@ class _Assembler:
                 step = step * self.group.domain.extents[d]
         return result
 
-    def _steps(self, name: str, t: TensorType) -> dict[int, int]:
+    def _steps(self, sites: list[tuple[FusionNode, Load]], t: TensorType) -> Strides:
         """The same of a tensor that is read at sums of axes, such as every other row, or backward."""
-        hint, result = self.graph.symbols.hint, dict[int, int]()
-        for m in self.group.nodes:
-            for ld in (ld for ld in m.loads if ld.buffer == name and not any(map(is_value, ld.indices))):
-                place = sympy.expand(sympy.Add(*(i * s for i, s in zip(ld.indices, t.strides, strict=True))))
-                for a in place.free_symbols & set(m.all_axes):
-                    step = abs(hint(place.coeff(a)))
-                    for d in reversed(self.group.bindings[m.name][a]) if step else ():
-                        result.setdefault(d, step)
-                        step *= hint(self.group.domain.extents[d])
+        hint, result = self.graph.symbols.hint, Strides()
+        for m, ld in sites:
+            place = expanded(sympy.Add(*(i * s for i, s in zip(ld.indices, t.strides, strict=True))))
+            for a in place.free_symbols & set(m.all_axes):
+                step = abs(hint(place.coeff(a)))
+                for d in reversed(self.group.bindings[m.name][a]) if step else ():
+                    result.setdefault(d, step)
+                    step *= hint(self.group.domain.extents[d])
         return result
 
     def _axis(self, digits: Digits) -> sympy.Expr:

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 import sympy
 
+from ...ir.expr.index import expanded
 from ...ir.expr.value import IndexValue, Load, is_value, walk
 from ...ir.nest.loops import AxisKind, Block, Buffer, DimKind, LoopNest, Scope, blocks
 from ..primitives.analysis.tree import linear_part
@@ -154,7 +155,7 @@ def _reaches(nest: LoopNest, block: Block) -> list[Reach]:
 def _reach(buffer: Buffer, block: Block, indices: tuple[object, ...], is_write: bool) -> Reach:
     plain = [i for i in indices if not is_value(i)]
     strides = [s for i, s in zip(indices, buffer.strides, strict=True) if not is_value(i)]
-    offset = sympy.expand(sympy.Add(*(i * s for i, s in zip(plain, strides, strict=True))))
+    offset = expanded(sympy.Add(*(i * s for i, s in zip(plain, strides, strict=True))))
     gathered = {s for i in indices if is_value(i) for e in walk(i) for s in _symbols_of(e)}
     steps: list[tuple[sympy.Symbol, sympy.Expr | None]] = []
     for a in block.axes:

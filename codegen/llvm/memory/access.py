@@ -14,7 +14,7 @@ import sympy
 
 from ....ir.errors import IRError
 from ....ir.expr.dtypes import DType
-from ....ir.expr.index import simplify
+from ....ir.expr.index import expanded, simplify
 from ....ir.expr.value import Index, is_value
 from ....ir.nest.loops import Bound
 from ..text.builder import Val
@@ -50,17 +50,8 @@ def address(
 
     ``whole``: all lanes are accessed, so they may be so as one vector and be turned round.
     """
-    offset: sympy.Expr = sympy.S.Zero
-    computed: list[tuple[Val, sympy.Expr]] = []
-    for k, (index, stride) in enumerate(zip(indices, place.strides, strict=True)):
-        shift = place.shift[k] if place.shift else sympy.S.Zero
-        value = values[k]
-        if value is not None:
-            computed.append((value, stride))
-            offset -= shift * stride
-        elif index != 0 or shift != 0:
-            offset += (in_loops(ctx, index) - shift) * stride  # type: ignore[arg-type]
-    offset = in_loops(ctx, offset)
+    computed = [(value, stride) for value, stride in zip(values, place.strides, strict=True) if value is not None]
+    offset = _offset(ctx, place, tuple([i if v is None else None for i, v in zip(indices, values, strict=True)]))
     element = memory_type(place.dtype)
     base = place.pointer
     for value, stride in computed:
@@ -73,19 +64,36 @@ def address(
     if parts is None and ctx.vector is not None:  # lanes within one digit of an index that is divided
         simpler = simplify(offset, ctx.extents, ctx.nest.symbols)
         if simpler != offset:
-            offset = sympy.expand(simpler)
+            offset = expanded(simpler)
             parts = split_linear(offset, ctx.vector[0])
     if parts is not None and parts[1].is_Integer and not lanes and int(parts[1]) in (0, 1):
         plain = offset if not computed else None
         return Address(element_pointer(ctx, base, parts[0], element), int(parts[1]), base, plain)
     if parts is not None and parts[1] == -1 and not lanes and whole:
-        last = sympy.expand(parts[0] - (ctx.lanes - 1))
+        last = expanded(parts[0] - (ctx.lanes - 1))
         return Address(element_pointer(ctx, base, last, element), -1)
     total = lane_index(ctx, offset)
     for value, stride in lanes:
         total = ctx.b.binary("add", total, _times(ctx, value, stride))
     name = ctx.b.op(f"getelementptr {element}, ptr {base}, {ctx.b.splat(total, ctx.lanes)}")
     return Address(name, None, base, None if lanes or parts is None else offset)
+
+
+def _offset(ctx: Context, place: BufferPlace, indices: tuple[Index | None, ...]) -> sympy.Expr:
+    """Elements from where a buffer begins, in loop variables; None is an index that data say."""
+    key = (indices, place.strides, place.shift, tuple(ctx.axes.items()))
+    found = ctx.offsets.get(key)
+    if found is not None:
+        return found
+    offset: sympy.Expr = sympy.S.Zero
+    for k, (index, stride) in enumerate(zip(indices, place.strides, strict=True)):
+        shift = place.shift[k] if place.shift else sympy.S.Zero
+        if index is None:
+            offset -= shift * stride
+        elif index != 0 or shift != 0:
+            offset += (in_loops(ctx, index) - shift) * stride
+    found = ctx.offsets[key] = in_loops(ctx, offset)
+    return found
 
 
 def _times(ctx: Context, value: Val, stride: sympy.Expr) -> Val:

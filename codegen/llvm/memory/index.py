@@ -9,7 +9,7 @@ import sympy
 from torch.utils._sympy.functions import CeilDiv, CleanDiv, FloorDiv, Mod, ModularIndexing, PythonMod
 
 from ....ir.expr.dtypes import DType
-from ....ir.expr.index import simplify
+from ....ir.expr.index import expanded, simplify
 from ...kernel import EmitError
 from ..text.builder import Val
 from ..text.context import Context
@@ -28,7 +28,17 @@ def in_loops(ctx: Context, expr: sympy.Expr) -> sympy.Expr:
 
 @lru_cache(maxsize=16384)
 def _expanded(expr: sympy.Expr) -> sympy.Expr:
-    return sympy.expand(expr) if expr.args else expr
+    return expanded(expr)
+
+
+@lru_cache(maxsize=16384)
+def _symbols(expr: sympy.Expr) -> frozenset[sympy.Symbol]:
+    return frozenset(expr.free_symbols)
+
+
+@lru_cache(maxsize=16384)
+def _is_polynomial(expr: sympy.Expr) -> bool:
+    return all(e.is_Integer or e.is_Symbol or e.is_Add or e.is_Mul or e.is_Pow for e in sympy.preorder_traversal(expr))
 
 
 @lru_cache(maxsize=16384)
@@ -57,7 +67,18 @@ def split_linear(expr: sympy.Expr, var: sympy.Symbol) -> tuple[sympy.Expr, sympy
 
 def scalar_index(ctx: Context, expr: sympy.Expr) -> Val:
     """An int64 of an expression over loop variables and sizes that is the same in all lanes."""
-    return _emit(ctx, expr, 0)
+    if not expr.args or not _is_polynomial(expr):  # quotients depend on what is known of the ranges, too
+        return _emit(ctx, expr, 0)
+    used = _symbols(expr)
+    if ctx.vector is not None and ctx.vector[0] in used:
+        return _emit(ctx, expr, 0)
+    # The symbols in their order, which is that of the terms, and what each of them is here.
+    key = (expr, tuple([(s, v.name) for s, v in ctx.indices.items() if s in used]))
+    made = ctx.b.recall(key)
+    if made is None:
+        made = _emit(ctx, expr, 0)
+        ctx.b.remember(key, made)
+    return made
 
 
 def lane_index(ctx: Context, expr: sympy.Expr, dtype: DType = I64) -> Val:
@@ -167,7 +188,7 @@ def _ordered(ctx: Context, terms: Iterable[sympy.Expr]) -> list[sympy.Expr]:
         order[ctx.vector[0]] = len(order)
 
     # Stable: sympy's own order of terms, which is the same in every process, stands among those of one loop.
-    return sorted(terms, key=lambda term: max((order.get(s, 0) for s in term.free_symbols), default=-1))
+    return sorted(terms, key=lambda term: max((order.get(s, 0) for s in _symbols(term)), default=-1))
 
 
 def _fold(ctx: Context, op: str, terms: list[sympy.Expr], lanes: int, dtype: DType) -> Val:

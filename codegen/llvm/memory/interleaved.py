@@ -12,6 +12,7 @@ from math import gcd
 
 import sympy
 
+from ....ir.expr.index import expanded
 from ....ir.nest.loops import Block, Loop, LoopKind, Store, walk_nodes
 from ..text.context import Context
 from .index import split_linear
@@ -36,10 +37,10 @@ def group(ctx: Context, offset: sympy.Expr, size: int) -> tuple[sympy.Expr, int,
         return None
     for var, extent in ctx.unrolled.items():
         copies = {v: sympy.Integer(ctx.indices[v].name) for v in ctx.unrolled if v != var}
-        along, across = (split_linear(sympy.expand(offset.xreplace(copies)), v) for v in (var, lane))
+        along, across = (split_linear(expanded(offset.xreplace(copies)), v) for v in (var, lane))
         if along is None or across is None or along[1] != 1 or across[1] != extent or not is_group(across[1]):
             continue
-        start = sympy.expand(offset.xreplace(copies | {var: sympy.S.Zero, lane: sympy.S.Zero}))
+        start = expanded(offset.xreplace(copies | {var: sympy.S.Zero, lane: sympy.S.Zero}))
         return start, extent, int(ctx.indices[var].name)
     return None
 
@@ -56,7 +57,7 @@ def unwoven(
     lane, lanes = ctx.vector
     key = (base, start + count * lane, version)
     if key not in ctx.tiles:
-        pointers = [element_pointer(ctx, base, sympy.expand(start + k * lanes), element) for k in range(count)]
+        pointers = [element_pointer(ctx, base, expanded(start + k * lanes), element) for k in range(count)]
         registers = [load(f"load <{lanes} x {element}>, ptr {p}, align {size}") for p in pointers]
         begins = range(0, count * lanes, lanes)
         ctx.tiles[key] = [picked(ctx, registers, begins, count, k, element, lanes) for k in range(count)]
@@ -98,7 +99,7 @@ def weave(
     lanes = ctx.vector[1]
     registers = _woven(ctx, waiting, element, lanes)
     return [
-        (element_pointer(ctx, base, sympy.expand(start + k * lanes), element), register)
+        (element_pointer(ctx, base, expanded(start + k * lanes), element), register)
         for k, register in enumerate(registers)
     ]
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import sympy
 
+from ....ir.expr.index import expanded
 from ....ir.expr.value import Index
 from ..text.context import BufferPlace, Context
 from ..text.types import memory_type
@@ -42,7 +43,7 @@ def strided(
     start = parts[0] - first
 
     def register(at: int) -> str:
-        pointer = element_pointer(ctx, base, sympy.expand(start + at), element)
+        pointer = element_pointer(ctx, base, expanded(start + at), element)
         return load(f"load <{width} x {element}>, ptr {pointer}, align {size}")
 
     found = []

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import sympy
 
+from ....ir.expr.index import expanded
 from ..text.context import Context
 from .index import scalar_index, split_linear
 
@@ -31,7 +32,7 @@ def transposed(
     for var, extent in ctx.unrolled.items():
         # Copies of other unrolled loops are at other places.
         copies = {v: sympy.Integer(ctx.indices[v].name) for v in ctx.unrolled if v != var}
-        offset = sympy.expand(whole.xreplace(copies)) if whole.free_symbols & copies.keys() else whole
+        offset = expanded(whole.xreplace(copies)) if whole.free_symbols & copies.keys() else whole
         parts = split_linear(offset, var)
         step = split_linear(offset, lane)
         apart = int(step[1]) if step is not None and step[1] in (2, 4) else 0
@@ -66,10 +67,10 @@ def _apart(
     """``count`` vectors of every ``count``-th element, from as many neighbouring vectors."""
     base, offset, _ = key
     element, size = kind
-    start = sympy.expand(offset.xreplace({lane: sympy.S.Zero}))
+    start = expanded(offset.xreplace({lane: sympy.S.Zero}))
     parts = []
     for k in range(count):
-        pointer = element_pointer(ctx, base, sympy.expand(start + k * lanes), element)
+        pointer = element_pointer(ctx, base, expanded(start + k * lanes), element)
         parts.append(load(f"load <{lanes} x {element}>, ptr {pointer}, align {size}"))
     return _picked(ctx, parts, lanes, element)
 
@@ -105,7 +106,7 @@ def _tile(
     for start in range(0, lanes, side):
         rows = []
         for k in range(start, start + side):
-            pointer = element_pointer(ctx, base, sympy.expand(offset.xreplace({lane: sympy.Integer(k)})), element)
+            pointer = element_pointer(ctx, base, expanded(offset.xreplace({lane: sympy.Integer(k)})), element)
             rows.append(load(f"load <{side} x {element}>, ptr {pointer}, align {size}"))
         blocks.append(_transpose(ctx, rows, element))
     return [concat(ctx, [block[k] for block in blocks], element, side) for k in range(side)]

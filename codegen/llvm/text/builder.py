@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -111,6 +111,8 @@ class BodyFrame:
     before: list[str] = field(default_factory=list)
     is_loop: bool = False
     written: frozenset[str] = frozenset()
+    # Values of index expressions, by these and what their symbols are: made of instructions that are known here.
+    indices: dict[Hashable, Val] = field(default_factory=dict)
 
 
 class Builder:
@@ -174,6 +176,17 @@ class Builder:
             if (name := frame.known.get(key)) is not None:
                 return name
         return None
+
+    def recall(self, key: Hashable) -> Val | None:
+        """The value that was remembered by a key, where all of its instructions are in scope."""
+        for frame in reversed(self._frames):
+            if (value := frame.indices.get(key)) is not None:
+                return value
+        return None
+
+    def remember(self, key: Hashable, value: Val) -> None:
+        """Keep a value of pure instructions that were written, or found, just now, as long as they are in scope."""
+        self._frames[-1].indices[key] = value
 
     def _place(self, text: str, depth: int) -> str:
         name = self.fresh()

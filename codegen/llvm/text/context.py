@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,6 +87,8 @@ class Context:
     # Runs of equal parts of joins by the choice that begins them, and tables of the addresses of parts.
     runs: dict[int, tuple[Expr, Any]] = field(default_factory=dict)
     tables: dict[tuple[str, ...], str] = field(default_factory=dict)
+    # Offsets of accesses in loop variables, by indices, layout and the bindings of axes: copies of a loop ask again.
+    offsets: dict[Hashable, sympy.Expr] = field(default_factory=dict)
     # How many bytes ahead of a load of neighbours its lines are fetched; 0: not at all.
     ahead: int = 0
     # The same for stores.

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import sympy
 
-from ....ir.expr.index import simplify
+from ....ir.expr.index import expanded, simplify
 from ....ir.expr.value import Index, is_value
 from ....ir.nest.hints import Value
 from ....ir.nest.loops import Block, Bound, DimKind, Loop, LoopNest, Node, walk_nodes
@@ -123,7 +123,7 @@ def _moved(
         return mapping.get(e, e)
     if not any(v in mapping for v in e.free_symbols):
         return e
-    return simplify(sympy.expand(e.xreplace(mapping)), extents, nest.symbols)
+    return simplify(expanded(e.xreplace(mapping)), extents, nest.symbols)
 
 
 def in_loops(indices: tuple[Index, ...], block: Block) -> tuple[sympy.Expr | None, ...]:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing, PythonMod
 
-from torch_mlc.ir.expr.index import simplify
+from torch_mlc.ir.expr.index import expanded, simplify
 from torch_mlc.ir.expr.symbols import Size, SymbolTable
 from torch_mlc.ir.expr.value import symbol
 from torch_mlc.ir.oracle.text import index_text
@@ -158,3 +158,17 @@ def test_bounds_and_divisors_hold(case: tuple[sympy.Expr, dict[sympy.Symbol, sym
             value = evaluate(expr, values)
             assert low <= value and (high is None or value <= high)
             assert value % divisor == 0 if divisor else value == 0
+
+
+@pytest.mark.parametrize(
+    "expr",
+    [
+        i, sympy.Integer(3), 4 * i, i + 4 * j + 3, -i, i * j * 5 - T * D * b, i**2, (i + 1) ** 2, 2 * (i + j),
+        T * (i + j), i * (j + 1) + 4, FloorDiv(2 * (i + j), 3), 1 + 4 * FloorDiv(T * (i + j), D),
+        i * FloorDiv(j, 4), 0 * i,
+    ],
+    ids=str,
+)  # fmt: skip
+def test_expanded_is_what_sympy_expands_to(expr: sympy.Expr) -> None:
+    assert expanded(expr) == sympy.expand(expr)
+    assert sympy.srepr(expanded(expr)) == sympy.srepr(sympy.expand(expr))
