@@ -131,7 +131,7 @@ class Interpreter:
             array = inputs[b.name] if b.name in inputs else poison(shape, b.dtype)
             params.append((array, strides, b.dtype.value))
         job = {
-            "name": source.name, "text": source.text, "grid": [size(g, sizes) for g in source.grid],
+            "source": source, "grid": [size(g, sizes) for g in source.grid],
             "sizes": [sizes[s] for s in source.symbols], "params": params,
             "outputs": [names.index(o) for o in nest.outputs],
         }  # fmt: skip
