@@ -67,7 +67,9 @@ def _loop(ctx: Context, nest: Nest, loop: Loop) -> None:
     if (dots := dot_tile(loop)) is not None:
         emit_dot(ctx, dots)
         return
-    run_loop(ctx, nest, loop, Val("0", I64), scalar_index(ctx, in_loops(ctx, loop.extent)))
+    copies = ctx.copies.get(loop.var)
+    high = Val(str(copies), I64) if copies is not None else scalar_index(ctx, in_loops(ctx, loop.extent))
+    run_loop(ctx, nest, loop, Val("0", I64), high)
 
 
 def run_loop(ctx: Context, nest: Nest, loop: Loop, low: Val, high: Val) -> None:
@@ -258,7 +260,7 @@ def _narrow_lanes(ctx: Context, nest: Nest, loop: Loop, native: int, masks: set[
 
 def _unrolled(ctx: Context, nest: Nest, loop: Loop) -> None:
     extent = ctx.copies.get(loop.var) or _constant_extent(ctx, loop)
-    if _lane_masks(ctx, loop) and not ctx.accumulators and extent > 1 and loop.var not in ctx.copies:
+    if _lane_masks(ctx, loop) and not ctx.accumulators and extent > 1:
         # Copies that each test whether they run at all: a loop does the same in less code.
         _range(ctx, nest, loop, Val("0", I64), Val(str(extent), I64))
         return
@@ -345,13 +347,13 @@ def _cases(ctx: Context, nest: Nest, loop: Loop, last: Val, high: Val, rest: Rem
     left = scalar_index(ctx, in_loops(ctx, rest.left))
     del ctx.indices[loop.var]
     is_here = ctx.b.binary("icmp slt", last, high, BOOL)
-    around = ctx.copies, ctx.held
+    around = ctx.copies, ctx.assumed
     for number in range(1, rest.copies):
         is_case = ctx.b.binary("icmp eq", left, Val(str(number), I64), BOOL)
         with branch(ctx, conjunction(ctx.b, is_here, is_case), _written(loop.body)):
-            ctx.copies, ctx.held = around[0] | dict.fromkeys(rest.unrolled, number), around[1] | tail
+            ctx.copies, ctx.assumed = around[0] | dict.fromkeys(rest.unrolled, number), around[1] | tail
             _at(ctx, nest, loop, last)
-            ctx.copies, ctx.held = around
+            ctx.copies, ctx.assumed = around
 
 
 def _cuts(tail: frozenset[Bound], acc: Accumulator) -> bool:

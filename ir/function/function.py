@@ -3,6 +3,7 @@ chosen."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -12,7 +13,7 @@ from ..expr.monoid import Monoid
 from ..expr.origin import Origin
 from ..expr.role import Role
 from ..expr.symbols import SymbolTable
-from ..expr.value import Expr
+from ..expr.value import Expr, Load, loads
 from ..nest.loops import Axis, AxisKind, Buffer, DimKind, LoopNest
 
 
@@ -106,6 +107,11 @@ class TensorFunction:
     def made(self) -> frozenset[str]:
         """The names of the results of all stages: what else is loaded is an input."""
         return frozenset(r for s in self.stages for r in s.results)
+
+    @property
+    def loads(self) -> Iterator[Load]:
+        """Every load of its stages, those inside the indices of others included."""
+        return (e for s in self.stages for v in s.values for e in loads(v))
 
     @property
     def scatters(self) -> bool:

@@ -9,7 +9,7 @@ import sympy
 
 from ...ir.expr.monoid import SUM
 from ...ir.expr.role import Role
-from ...ir.expr.value import Expr, Index, Load, call, cast, is_value, loads, rewrite, symbol
+from ...ir.expr.value import Expr, Index, Load, call, cast, is_value, rewrite, symbol
 from ...ir.function.function import Dim, Output, Stage, TensorFunction
 from ...ir.graph.facts import names_in
 from ...ir.graph.graph import CallTensor, Graph, Library, TensorType, View, uses
@@ -219,7 +219,7 @@ class RowGroupWriter:
         """What the dimensions of a function are called here: columns of what the group has made by the same name."""
         row, *others = function.dims
         dims, extents = {row.var: ROW}, {d.var: self.parameters.canonical(d.extent) for d in others}
-        for load in (e for s in function.stages for v in s.values for e in loads(v)):
+        for load in function.loads:
             made = self.made.get(self.base(inputs[load.buffer][0])) if load.buffer in inputs else None
             if made is None or len(made.columns) != len(load.indices) - 1:
                 continue

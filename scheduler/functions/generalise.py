@@ -45,7 +45,7 @@ def flatten(function: TensorFunction) -> Flat | None:
         if moved is None:
             return None
         shapes[b.name] = moved
-    sites = [(e.buffer, e.indices) for s in flat.stages for v in s.values for e in walk(v) if isinstance(e, Load)]
+    sites = [(e.buffer, e.indices) for e in flat.loads]
     sites += [(o.buffer.name, o.indices) for o in flat.outputs]
     for name, indices in sites:
         if name in shapes and not all(not is_value(i) and i in (dim.var, 0) for i in indices):

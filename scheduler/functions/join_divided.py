@@ -13,7 +13,7 @@ from itertools import permutations
 import sympy
 
 from ...ir.expr.index import divisions, simplify
-from ...ir.expr.value import Expr, Index, Load, is_value, loads, rewrite, walk
+from ...ir.expr.value import Expr, Index, Load, is_value, rewrite, walk
 from ...ir.function.function import TensorFunction
 from ...ir.nest.loops import Buffer
 
@@ -21,7 +21,7 @@ from ...ir.nest.loops import Buffer
 def join_divided(function: TensorFunction) -> TensorFunction:
     """The function with such dimensions as one each, of inputs that are then read without quotients and remainders."""
     written = {o.buffer.name for o in function.outputs}
-    divided = {e.buffer for e in _loads(function) if _is_divided(e.indices)} - written
+    divided = {e.buffer for e in function.loads if _is_divided(e.indices)} - written
     for buffer in function.inputs:  # joining dimensions of one changes no index of another
         if buffer.name in divided:
             found = function
@@ -64,11 +64,7 @@ def _joined(function: TensorFunction, buffer: Buffer) -> tuple[TensorFunction, B
 
 
 def _sites(function: TensorFunction, name: str) -> Iterator[tuple[Index, ...]]:
-    return (e.indices for e in _loads(function) if e.buffer == name)
-
-
-def _loads(function: TensorFunction) -> Iterator[Load]:
-    return (e for s in function.stages for v in s.values for e in loads(v))
+    return (e.indices for e in function.loads if e.buffer == name)
 
 
 def _without(given: Sequence[Index], high: int, low: int, whole: Index) -> tuple[Index, ...]:

@@ -301,11 +301,8 @@ def collapse(function: TensorFunction) -> TensorFunction:
 def _accesses(function: TensorFunction) -> dict[str, dict[tuple[Index, ...], None]]:
     """The indices at which each buffer is accessed, each once."""
     found: dict[str, dict[tuple[Index, ...], None]] = {}
-    for s in function.stages:
-        for v in s.values:
-            for e in walk(v):
-                if isinstance(e, Load):
-                    found.setdefault(e.buffer, {})[e.indices] = None
+    for e in function.loads:
+        found.setdefault(e.buffer, {})[e.indices] = None
     for o in function.outputs:
         found.setdefault(o.buffer.name, {})[o.indices] = None
     return found

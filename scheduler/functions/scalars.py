@@ -81,7 +81,7 @@ def _part(
     """A function that is part of another with canonical names, and its call; ``extra`` inputs by buffer."""
     args = dict(zip((b.name for b in whole.inputs), call.args, strict=True)) | extra
     results = {o.result: (n, t) for o, n, t in zip(whole.outputs, call.names, call.types, strict=True)}
-    used = {e.buffer for s in part.stages for v in s.values for e in walk(v) if isinstance(e, Load)}
+    used = {e.buffer for e in part.loads}
     inputs = [b for b in part.inputs if b.name in used]
     names = {b.name: f"in{k}" for k, b in enumerate(inputs)}
     names |= {s.results[0]: f"t{k}" for k, s in enumerate(part.stages)}

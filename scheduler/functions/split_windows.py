@@ -95,7 +95,7 @@ class _Split:
 
 
 def _loads_of(function: TensorFunction, name: str) -> Iterator[Load]:
-    return (ld for s in function.stages for v in s.values for ld in loads(v) if ld.buffer == name)
+    return (ld for ld in function.loads if ld.buffer == name)
 
 
 # The sizes of an inner dimension that an index of a load tells, where taps move and axes of results.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import sympy
 
 from ...ir.expr.symbols import Size, SymbolTable
-from ...ir.expr.value import Load, is_value, symbol, walk
+from ...ir.expr.value import is_value, symbol
 from ...ir.function.function import TensorFunction
 from ...ir.nest.loops import Buffer
 from .scalars import is_elementwise
@@ -78,9 +78,7 @@ def reads_columns(function: TensorFunction) -> bool:
     if not has_rows(function):
         return False
     arrays, along = {b.name: b for b in function.inputs}, function.rows[-1].var
-    loads = [
-        e for s in function.stages for v in s.values for e in walk(v) if isinstance(e, Load) and e.buffer in arrays
-    ]
+    loads = [e for e in function.loads if e.buffer in arrays]
     over = {d.var for d in function.inner}
     steps = [sympy.expand(arrays[e.buffer].offset(e.indices)) for e in loads if not any(map(is_value, e.indices))]
     inner = [s for s in steps if not over.isdisjoint(s.free_symbols)]

@@ -184,8 +184,8 @@ class _Assembler:
     # The dimensions of what reductions over rows give, and those that they combine over.
     kept: tuple[sympy.Symbol, ...] = ()
     over: tuple[sympy.Symbol, ...] = ()
-    # Strides of what is stored and of what is read, once they were asked for.
-    strides: tuple[list[Strides], list[Strides]] | None = None
+    # Strides of what is stored, then of what is read, once they were asked for.
+    strides: list[Strides] | None = None
 
     def build(self) -> tuple[TensorFunction, CallTensor]:
         g = self.group
@@ -245,24 +245,13 @@ class _Assembler:
             return dims
         if self.strides is None:
             self.strides = self._strides_of_all()
-        strides = self._main_strides(set(dims), *self.strides)
+        strides = max(self.strides, key=lambda found: len(found.keys() & set(dims)), default=Strides())
         return sorted(dims, key=lambda d: (-strides.get(d, 0), dims.index(d)))
 
-    @staticmethod
-    def _main_strides(dims: set[int], stored: list[Strides], read: list[Strides]) -> Strides:
-        best: tuple[int, int, Strides] = (0, -1, {})
-        for found in stored:
-            best = max(best, (len(dims & found.keys()), 1, found), key=lambda b: b[:2])
-        for found in read:
-            covered = len(dims & found.keys())
-            if covered > best[0]:
-                best = (covered, 0, found)
-        return best[2]
-
-    def _strides_of_all(self) -> tuple[list[Strides], list[Strides]]:
-        """Those of what the group stores, and of what it reads."""
+    def _strides_of_all(self) -> list[Strides]:
+        """Those of what the group stores, then of what it reads."""
         g, types = self.group, self.types
-        stored = [
+        strides = [
             self._strides([g.bindings[m.name][a] for a in m.axes], t)
             for m in g.nodes
             for n, t in zip(m.names, m.types, strict=True)
@@ -273,12 +262,11 @@ class _Assembler:
             for ld in m.loads:
                 if not any(map(is_value, ld.indices)):
                     plain.setdefault(ld.buffer, []).append((m, ld))
-        read = []
         for name, known in g.reads.items():
             if name in types:
                 found = self._strides([() if d is None else d for d in known], types[name])
-                read.append(self._steps(plain.get(name, []), types[name]) | found if None in known else found)
-        return stored, read
+                strides.append(self._steps(plain.get(name, []), types[name]) | found if None in known else found)
+        return strides
 
     def _strides(self, axes: list[Digits], t: TensorType) -> Strides:
         hint = self.graph.symbols.hint

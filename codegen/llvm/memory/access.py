@@ -336,8 +336,6 @@ def bound_mask(ctx: Context, bound: Bound) -> Mask:
     With the count of live lanes where they are the first ones.
     """
     b = ctx.b
-    if bound in ctx.held:
-        return Mask(b.const(True, BOOL))
     difference = in_loops(ctx, bound.rhs - bound.lhs)
     parts = split_linear(difference, ctx.vector[0]) if ctx.vector else (difference, sympy.S.Zero)
     if parts is not None and parts[1] == 0:

@@ -9,6 +9,7 @@ from functools import partial
 import sympy
 
 from ....ir.expr.dtypes import DType
+from ....ir.expr.index import expanded
 from ....ir.nest.live import live_limits, place_of
 from ....ir.nest.loops import Block, Bound, Loop, LoopKind, Node, walk_nodes
 from ..text.builder import Val
@@ -53,7 +54,7 @@ def limited(ctx: Context, loop: Loop, low: Val, high: Val) -> tuple[Val, Val, fr
     loops = [n for n, _ in walk_nodes(loop.body) if isinstance(n, Loop)]
     used = []
     for bound in common:
-        slack = sympy.expand(bound.rhs - bound.lhs)
+        slack = expanded(bound.rhs - bound.lhs)
         best = _best(slack, loops)
         parts = split_linear(best, loop.var) if best is not None else None
         if parts is None or not parts[1].is_Integer or parts[1] == 0 or not parts[0].free_symbols <= ctx.indices.keys():
@@ -92,7 +93,7 @@ def _best(slack: sympy.Expr, loops: Iterable[Loop]) -> sympy.Expr | None:
             rest = split_linear(slack, lp.var)
             if rest is None or not rest[1].is_Integer:
                 return None
-            slack = sympy.expand(rest[0] + (rest[1] * (lp.extent - 1) if int(rest[1]) > 0 else 0))
+            slack = expanded(rest[0] + (rest[1] * (lp.extent - 1) if int(rest[1]) > 0 else 0))
     return slack
 
 
@@ -155,7 +156,7 @@ def remainder(loop: Loop, part: Steady) -> Remainder | None:
         if len(tail) != 1:
             return None
         (bound,) = tail
-        slack = sympy.expand(bound.rhs - bound.lhs)
+        slack = expanded(bound.rhs - bound.lhs)
         used = [lp for lp in inner if lp.var in slack.free_symbols]
         if len(used) != 1 or used[0].kind is not LoopKind.UNROLLED or not used[0].extent.is_Integer:
             return None
@@ -180,7 +181,7 @@ def _is_long(loop: Loop) -> bool:
 
 def _slack(bound: Bound, loop: Loop, inner: tuple[Loop, ...]) -> tuple[sympy.Expr, int] | None:
     """``(worst, step)``: the bound holds where ``worst + step * var > 0``, whatever the loops inside are at."""
-    parts = split_linear(sympy.expand(bound.rhs - bound.lhs), loop.var)
+    parts = split_linear(expanded(bound.rhs - bound.lhs), loop.var)
     if parts is None or not parts[1].is_Integer or parts[1] == 0:
         return None
     worst = parts[0]
@@ -192,7 +193,7 @@ def _slack(bound: Bound, loop: Loop, inner: tuple[Loop, ...]) -> tuple[sympy.Exp
         if rest is None or lp.kind not in (LoopKind.VECTORIZED, LoopKind.UNROLLED) or not rest[1].is_Integer:
             return None
         worst = rest[0] + (rest[1] * (lp.extent - 1) if int(rest[1]) < 0 else 0)
-    return sympy.expand(worst), int(parts[1])
+    return expanded(worst), int(parts[1])
 
 
 def iterations_above(ctx: Context, worst: sympy.Expr, step: int) -> Val:

@@ -72,10 +72,8 @@ class Context:
     axes: dict[sympy.Symbol, sympy.Expr] = field(default_factory=dict)
     block: Block | None = None
     assumed: frozenset[Bound] = frozenset()
-    # How many copies of an unrolled loop are made here, where those that are left out would do nothing, and what is
-    # known to hold in the others.
+    # How many copies of an unrolled loop are made here, where the others would do nothing.
     copies: dict[sympy.Symbol, int] = field(default_factory=dict)
-    held: frozenset[Bound] = frozenset()
     versions: dict[str, int] = field(default_factory=dict)
     values: dict[int, tuple[Expr, Val]] = field(default_factory=dict)
     stored: dict[tuple[str, tuple[Index, ...]], Val] = field(default_factory=dict)

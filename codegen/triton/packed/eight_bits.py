@@ -23,7 +23,7 @@ def mlc_from_float8_e5m2(byte):
 _TO = '''
 @triton.jit
 def mlc_to_{name}(x):
-    """The byte of the nearest number, of two the even one; past the largest {beyond}."""
+    """The byte of the nearest number, of two the even one; past the largest as torch has it."""
     bits = x.to(tl.int32, bitcast=True)
     size = bits & 0x7FFFFFFF
 {limit}    odd = (size >> {shift}) & 1
@@ -31,7 +31,7 @@ def mlc_to_{name}(x):
     # The sum with a power of two has the rounded multiple of the least number in its low bits.
     small = (size.to(tl.float32, bitcast=True) + {power}).to(tl.int32, bitcast=True) - {power_bits}
     byte = tl.where(size < {least}, small, normal)
-    byte = tl.where(size >= {end}, {beyond_bits}, byte)
+    byte = tl.where(size >= {end}, {beyond}, byte)
     byte = tl.where(size > 0x7F800000, 0x7F, byte)
     return (byte | ((bits >> 24) & 0x80)).to(tl.uint8)
 '''
@@ -39,9 +39,9 @@ def mlc_to_{name}(x):
 _MANTISSA, _BIAS = 23, 127
 
 
-def _to(dtype: DType, mantissa: int, bias: int, end: float, beyond: str, beyond_bits: int) -> str:
+def _to(dtype: DType, mantissa: int, bias: int, end: float, beyond: int) -> str:
     """The conversion of a float32 to a type with so many bits of a mantissa, whose exponent has ``bias`` added. From
-    ``end`` on all numbers are ``beyond``."""
+    ``end`` on all numbers are ``beyond``, unless the largest takes their place."""
     shift = _MANTISSA - mantissa
     carry = (1 << (shift - 1)) - 1 - ((_BIAS - bias) << _MANTISSA)
     # The least number is 2 ** (1 - bias - mantissa), the step of float32 at this power of two.
@@ -50,11 +50,10 @@ def _to(dtype: DType, mantissa: int, bias: int, end: float, beyond: str, beyond_
     if dtype.limit is not None:
         most = _bits(dtype.limit)
         limit = f"    size = tl.where(size > 0x7F800000, size, tl.minimum(size, {most}))\n"
-        beyond = "that"
     return _TO.format(
-        name=dtype.value, beyond=beyond, limit=limit, shift=shift, carry=carry, power=2.0**exponent,
+        name=dtype.value, limit=limit, shift=shift, carry=carry, power=2.0**exponent,
         power_bits=(exponent + _BIAS) << _MANTISSA, least=(1 - bias + _BIAS) << _MANTISSA, end=_bits(end),
-        beyond_bits=beyond_bits,
+        beyond=beyond,
     )  # fmt: skip
 
 
@@ -65,6 +64,6 @@ def _bits(number: float) -> int:
 CONVERSIONS: dict[str, str] = {
     "mlc_from_float8_e4m3fn": _FROM_E4M3,
     "mlc_from_float8_e5m2": _FROM_E5M2,
-    "mlc_to_float8_e4m3fn": _to(DType.FLOAT8_E4M3FN, 3, 7, 480.0, "NaN", 0x7F),
-    "mlc_to_float8_e5m2": _to(DType.FLOAT8_E5M2, 2, 15, 65536.0, "infinity", 0x7C),
+    "mlc_to_float8_e4m3fn": _to(DType.FLOAT8_E4M3FN, 3, 7, 480.0, 0x7F),
+    "mlc_to_float8_e5m2": _to(DType.FLOAT8_E5M2, 2, 15, 65536.0, 0x7C),
 }

@@ -22,28 +22,36 @@ from torch_mlc.runtime.targets import cpu_target
 
 Array = np.ndarray[Any, Any]
 N = symbol("n")
+# Elements behind each result.
+MARGIN = 64
 
 
 def run_compiled(nest: LoopNest, inputs: Sequence[Array], sizes: Mapping[str, int], target: Target) -> dict[str, Array]:
-    """As ``oracle.run_nest``, by compiled code. Inputs are storage that fits the buffers' strides."""
+    """As ``oracle.run_nest``, by compiled code, which writes nothing behind a result. Inputs are storage that fits the
+    buffers' strides."""
     kernel = load_kernel(emit_llvm(nest, target), target)
     given = iter(inputs)
     storage: dict[str, Array] = {}
     results: dict[str, Array] = {}
+    margins: dict[str, Array] = {}
     for p in nest.params:
         shape = tuple(size(e, sizes) for e in p.shape)
         strides = tuple(size(e, sizes) for e in p.strides)
         if p.name in nest.outputs:
             span = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if 0 not in shape else 0
-            flat = poison((span + 8,), p.dtype)
+            flat = poison((span + MARGIN,), p.dtype)
             storage[p.name] = flat
+            margins[p.name] = flat.view(np.uint8)[span * flat.itemsize :]
             steps = tuple(s * flat.itemsize for s in strides)
             raw = flat.view(f"u{flat.itemsize}")  # NumPy strides no types but its own
             results[p.name] = np.lib.stride_tricks.as_strided(raw, shape, steps)
         else:
             storage[p.name] = np.ascontiguousarray(next(given))
     symbols = [sizes[s.name] for s in nest.symbols.symbols]
+    before = {name: margin.copy() for name, margin in margins.items()}
     kernel(*(storage[p.name].ctypes.data for p in nest.params), *symbols)
+    for name, margin in margins.items():
+        np.testing.assert_array_equal(margin, before[name], err_msg=f"behind {name}")
     return {k: v.copy().view(nest.buffer(k).dtype.numpy) for k, v in results.items()}
 
 

@@ -86,3 +86,38 @@ def test_no_row_is_asked_about_for_each_term(target: Target) -> None:
     """A condition for each of 4 x 3 sums of two blocks would be 24 branches."""
     conditions = emit_llvm(tiled(3, False), target).text.count("br i1")
     assert conditions < 24, conditions
+
+
+SUMS_IN_MEMORY = """
+    @nest(outputs=["out0"])
+    def sums(in0: float32[s0, s1], in1: float32[s1, s2], out0: float32[s0, s2]):
+        s0 = size()
+        s1 = size()
+        s2 = size()
+        for i in serial(s0):
+            for j in serial(s2):
+                for k in serial(s1):
+                    with block("b0"):
+                        i0 = spatial(s0, i)
+                        i1 = spatial(s2, j)
+                        r0 = reduction(s1, k)
+                        out0[i0, i1] = sum.update(mul(in0[i0, r0], in1[r0, i1]))
+    """
+
+
+@pytest.mark.parametrize("terms", [0, 1, 7])
+def test_sums_in_memory_begin_in_the_rows_that_are_left(
+    terms: int, execute: Callable[..., Any], target: Target
+) -> None:
+    """Of no terms too: nothing is written behind the last row."""
+    nest = parse(dedent(SUMS_IN_MEMORY).strip() + "\n")
+    assert isinstance(nest, LoopNest)
+    s = Schedule(nest)
+    outer, inner = s.split("i", [None, 3])
+    s.reorder(outer, "k", "j", inner)
+    s.unroll(inner)
+    generator = np.random.default_rng(terms)
+    for rows in (1, 2, 4, 5):
+        x, w = (generator.integers(-4, 5, shape).astype(np.float32) for shape in ((rows, terms), (terms, 6)))
+        (found,) = execute(s.nest, [x, w], {"s0": rows, "s1": terms, "s2": 6}, target).values()
+        np.testing.assert_array_equal(found, x @ w)
