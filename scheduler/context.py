@@ -14,10 +14,10 @@ from .numerics import Numerics, is_fast, passes_left_out
 @dataclass(frozen=True, slots=True)
 class PassContext:
     """``numerics`` is "fast" or "eager", or says it by places; ``target_of`` gives the machine that a device
-    ("cuda:0") is; ``given`` are inputs whose memory goes when they are read last. ``copy_streams``: copies between
-    devices may run beside calls, on streams of their own. ``tables``: a launch may read of a table what it works on,
-    which on a GPU a host program of torch's process fills. ``decider`` is who is asked about decisions; without one the
-    cost model's stand.
+    ("cuda:0") is; ``given`` are inputs whose memory goes when they are read last, and ``owned`` those that may be
+    written over then, for the program has that memory alone. ``copy_streams``: copies between devices may run beside
+    calls, on streams of their own. ``tables``: a launch may read of a table what it works on, which on a GPU a host
+    program of torch's process fills. ``decider`` is who is asked about decisions; without one the cost model's stand.
     """
 
     numerics: Numerics = "fast"
@@ -26,6 +26,7 @@ class PassContext:
     copy_streams: bool = True
     tables: bool = True
     decider: Decider | None = field(default=None, repr=False)
+    owned: Collection[str] = ()
 
     @property
     def fast(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -22,6 +22,7 @@ from ...runtime.gpu.checks import launches_checked
 from ...runtime.host.cuda_graphs import graphed
 from ...runtime.host.executable import Boxed, load_program
 from ...runtime.host.lazy_bits import Lazy, with_memory_of
+from ...runtime.host.own_memory import with_own_memory
 from ...runtime.log import say, trace_text
 from ...runtime.plain_text import counted
 from ...runtime.settings.options import Options
@@ -180,7 +181,7 @@ def stored_graph(
             kernels = {v: store.load(c, **how) for v, c in codes.items() if c is not None}
             called = host.load(kernels, constants or {}, name, keeper(store, key, name))
             lazy = tuple(Lazy(*x) for x in record["lazy"])
-            call = with_captures(called, capture, options, region, name, lazy)
+            call = with_captures(called, capture, options, region, name, lazy, record["taken"])
     counters.add("graph_cache_hits")
     counters.add("kernel_calls", record["launches"])
     counters.add("library_calls", record["library_calls"])
@@ -249,9 +250,11 @@ def keeper(store: KernelStore, key: str, name: str) -> Keep:
 
 
 def with_captures(
-    call: Boxed, plan: CapturePlan, options: Options, region: bool, name: str, lazy: Sequence[Lazy]
-) -> Boxed:
-    """The program as the settings ask for it, which is given what it was traced with. A region is captured with the
+    call: Boxed, plan: CapturePlan, options: Options, region: bool, name: str, lazy: Sequence[Lazy],
+    taken: Collection[int],
+) -> Boxed:  # fmt: skip
+    """The program as the settings ask for it, which is given what it was traced with, and has what it is ``taken`` for
+    itself. A region is captured with the
     graph that calls it."""
     if options.cuda_graphs and not region:
         if launches_checked(options.verify) and plan.device.startswith("cuda"):
@@ -259,4 +262,4 @@ def with_captures(
         elif not options.cuda_graph_copies:
             plan = replace(plan, saved=0)
         call = graphed(call, plan, graph_device, options.cuda_graph_shapes, name)
-    return with_memory_of(call, lazy)
+    return with_own_memory(with_memory_of(call, lazy), taken)

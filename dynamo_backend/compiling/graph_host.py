@@ -12,6 +12,7 @@ from ...codegen.host.steps.program import HostProgram
 from ...runtime.compile.compilers import Compilers, workers_for
 from ...runtime.gpu.capture import GRAPH_DEVICES
 from ...runtime.host.executable import Boxed
+from ...scheduler.calls.overwrite import taken_inputs
 from ..aten_passes.views.negations import with_bits
 from .compiled import LockLines, Program, keeper, with_captures
 from .graph_kernels import Kernels, called, is_other, loaded_kernels, overridden, start_kernels, uses_of, variables_of
@@ -31,6 +32,8 @@ class Hosted:
     program: HostProgram
     code: HostCode
     capture: CapturePlan
+    # Positions of the arguments that the program writes over, for which it has to have them alone.
+    taken: tuple[int, ...] = ()
 
 
 def built(job: Job, plan: Plan, tuning: Tuning) -> tuple[dict[str, KernelBuild], Hosted]:
@@ -65,7 +68,7 @@ def hosted(job: Job, plan: Plan, kernels: Kernels) -> Hosted:
         if options.verify:
             job.run(program, lists.code, context)  # what is written when the program has been called often
         code = job.run.step(CODE, host_code, program, resolved, options, job.store, job.lines)
-        return Hosted(program, code, capture)
+        return Hosted(program, code, capture, taken_inputs(graph, job.owned))
 
 
 def loaded(
@@ -81,7 +84,7 @@ def loaded(
         keep = keeper(job.store, key, job.name) if key else None
         loaded = loaded_kernels(kernels, job.options, job.store)
         call = host.code.load(loaded, job.named(constants), job.name, keep)
-        return with_captures(call, capture, job.options, job.region, job.name, job.lazy)
+        return with_captures(call, capture, job.options, job.region, job.name, job.lazy, host.taken)
 
 
 def program_of(job: Job, host: Hosted, kernels: Mapping[str, KernelBuild], lock: LockLines = ()) -> Program | None:
@@ -97,6 +100,7 @@ def program_of(job: Job, host: Hosted, kernels: Mapping[str, KernelBuild], lock:
         "overridden": overridden(kernels),
         "capture": asdict(host.capture),
         "lazy": [astuple(x) for x in job.lazy],
+        "taken": [*host.taken],
         "devices": job.devices,
         **({"lock": [*lock]} if lock else {}),
     }

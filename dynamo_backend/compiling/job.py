@@ -29,7 +29,7 @@ class Job:
     bits; ``outside`` by name what decides its code besides itself, and ``settings`` what of that decides its kernels'.
     ``decider`` is asked about decisions; without one they are taken by cost, and not recorded. ``locked`` are those
     that a lock file has fixed; ``called_after`` is told what results are made of (``import_graph``). It is compiled for
-    the sizes ``within`` a region. ``tables`` is as in ``PassContext``.
+    the sizes ``within`` a region. ``tables`` and ``owned`` are as in ``PassContext``.
     """
 
     gm: fx.GraphModule
@@ -54,6 +54,7 @@ class Job:
     locked: LockedWays | None = None
     called_after: dict[str, str] = field(default_factory=dict, repr=False)
     tables: bool = True
+    owned: tuple[str, ...] = ()
 
     @property
     def lines(self) -> Lines:

@@ -101,11 +101,16 @@ def runner_of(options: Options, name: str) -> Runner:
 
 
 def context_of(
-    options: Options, given: Collection[str] = (), decider: Decider | None = None, *, tables: bool = True
+    options: Options,
+    given: Collection[str] = (),
+    decider: Decider | None = None,
+    *,
+    tables: bool = True,
+    owned: Collection[str] = (),
 ) -> PassContext:
     """What passes over graphs and calls may ask of a compilation."""
     target_of = cache(partial(_target_of, options))
-    return PassContext(options.numerics, target_of, given, options.copy_streams, tables, decider)
+    return PassContext(options.numerics, target_of, given, options.copy_streams, tables, decider, owned)
 
 
 def _target_of(options: Options, device: str) -> Target:

@@ -109,7 +109,7 @@ def _fused(job: Job, layers: Layers | None = None) -> Plan:
 def _ordered(job: Job, plan: Plan) -> Plan:
     """With launches shared, in an order that holds less memory."""
     with job.timer.phase("fuse"):
-        context = context_of(job.options, job.given, job.decider, tables=job.tables)
+        context = context_of(job.options, job.given, job.decider, tables=job.tables, owned=job.owned)
         return replace(plan, fusion=job.run(plan.fusion, pass_lists().calls, context))
 
 

@@ -22,6 +22,7 @@ from ...ir.passes import Runner
 from ...runtime.compile.kernels import kernel_store
 from ...runtime.frozen.recipe import Recipe
 from ...runtime.gpu.collection import no_collection
+from ...runtime.host.own_memory import CAN_TELL
 from ...runtime.log import logger, say
 from ...runtime.pool.pool import POOL
 from ...runtime.settings.options import Options
@@ -56,6 +57,8 @@ from .frozen_inputs import NOTHING_FROZEN, FrozenInputs, forget_warnings
 from .partition import partition, saved_inputs
 
 _LOG = logger(__name__)
+# Where AOTAutograd's metadata keeps what it found to be donated.
+_DONATED = "mlc_donated"
 
 
 class BackendError(MlcError):
@@ -172,6 +175,7 @@ class GraphJob:
     recipe: Recipe | None = None
     decided: tuple[DecisionRecord, ...] = ()
     lock: GraphLock | None = None
+    owned: tuple[str, ...] = ()
 
     def compile(self, *, load: bool = True, fresh: bool = False) -> CompiledGraph:
         """The graph compiled, as ``compile_graph`` says."""
@@ -186,6 +190,7 @@ class GraphJob:
                     static=self.static,
                     saved=self.saved,
                     given=self.given,
+                    owned=self.owned,
                     name=self.name,
                     run=self.run,
                     load=load,
@@ -215,7 +220,7 @@ def job_of(
     the graph of Dynamo's; ``devices`` are those that it will be moved to, where it is made on others."""
     name = get_aot_graph_name()
     _LOG.debug("compiling %s of %d nodes", name, len(gm.graph.nodes))
-    _donate_nothing()
+    donated = _donated(gm, kind)
     run = runner_of(settings, name)
     run.steps += gm.meta.pop(STEPS, ())
     try:
@@ -235,14 +240,16 @@ def job_of(
     except IndexError as error:
         raise BackendError(f"IndexError inside the backend: {error}") from error
     given = saved_inputs(gm) if kind == "backward" else ()
+    owned = () if settings.cuda_graphs else tuple(n for n in donated if n in given)
     static = _static_inputs(kind)
     recipe, values = parted or (None, ())
     if example_inputs:
         static += tuple(range(len(example_inputs), len(example_inputs) + len(values)))
         example_inputs = [*example_inputs, *values]
     return GraphJob(
-        gm, example_inputs, settings, kind, name, static, _saved_from(kind), given, run, recipe, decider.records, lock
-    )
+        gm, example_inputs, settings, kind, name, static, _saved_from(kind), given, run, recipe, decider.records, lock,
+        owned,
+    )  # fmt: skip
 
 
 def compiled_part(
@@ -288,15 +295,21 @@ def _metadata() -> Any:
     return None if context is None else context.fw_metadata
 
 
-def _donate_nothing() -> None:
-    """Let AOTAutograd know what is true: no program of ours writes over what is saved for a backward.
+def _donated(gm: fx.GraphModule, kind: str) -> tuple[str, ...]:
+    """Of the inputs of a backward, what only its forward made and nobody else has by what tracing knows. Whether
+    somebody has it all the same is seen at each call (``runtime/host/own_memory.py``).
 
-    torch takes it for possible, and asks at the first backward whether it is the last: later ones that retain the graph
-    would raise, and a backward that is found in the cache could not take the answer into account.
+    AOTAutograd is told that nothing is donated. It takes the answer of the first backward for that of all: later ones
+    that retain the graph would raise, and a backward that is found in the cache could not take it into account.
     """
     metadata = _metadata()
-    if metadata is not None:
-        metadata.bw_donated_idxs = []
+    if metadata is None or not CAN_TELL:
+        return ()
+    if metadata.bw_donated_idxs:
+        setattr(metadata, _DONATED, tuple(metadata.bw_donated_idxs))
+    metadata.bw_donated_idxs = []
+    places = gm.graph.find_nodes(op="placeholder")
+    return tuple(places[k].name for k in getattr(metadata, _DONATED, ())) if kind == "backward" else ()
 
 
 def _static_inputs(kind: str) -> tuple[int, ...]:

@@ -54,6 +54,7 @@ def compile_graph(
     static: Collection[int] = (),
     saved: int | None = None,
     given: Collection[str] = (),
+    owned: Collection[str] = (),
     name: str = "main",
     run: Runner | None = None,
     load: bool = True,
@@ -65,7 +66,8 @@ def compile_graph(
     """Compile an ATen graph of AOTAutograd.
 
     ``static`` are the positions of parameters among the inputs; results from ``saved`` on go to the backward graph
-    alone; ``given`` are inputs that nobody else holds. ``run`` has run the graph's steps so far. With ``load=False``
+    alone; ``given`` are inputs that nobody else holds, and ``owned`` those of them that may be written over, which is
+    made sure of at each call. ``run`` has run the graph's steps so far. With ``load=False``
     nothing is loaded, so that a target that is not here can be compiled for; with ``fresh=True`` no cache is read or
     written, and ``stages`` is there. A ``region`` is called from another graph, and brings what it is given into the
     layout that it was traced with. ``decided`` is what passes before have decided. ``lock`` is the graph's part of a
@@ -89,6 +91,7 @@ def compile_graph(
         gm, example_inputs, options, frozenset(static), saved, tuple(given), name, load, fresh, region, regions,
         lazy_inputs(gm, region=region), outside, kernel_settings(outside), timer, run,
         kernel_store_of(options, fresh=fresh), locked=opened.ways if opened is not None else None,
+        owned=tuple(owned),
     )  # fmt: skip
     if opened is not None:
         opened.names.made_of = job.called_after

@@ -35,7 +35,7 @@ class GraphCache:
         with job.timer.phase("key"):
             kind = "region" if job.region else f"whole, results saved from {job.saved}"
             places = enumerate(job.gm.graph.find_nodes(op="placeholder"))
-            held = " ".join(str(k) for k, n in places if n.name in job.given)
+            held = " ".join(f"{k}{'!' * (n.name in job.owned)}" for k, n in places if n.name in job.given)
             around = {
                 **job.outside, "kind of graph": kind, "inputs that nobody else holds": held,
                 "inputs that may come with bits": repr(job.lazy),  # gradients, and a backward may be as an inference is

@@ -38,8 +38,8 @@ def with_dispatch(
     text = print_dispatch(parted.tree, parted.bound, places, head)
     parts = [v.kept for v in made]
     record = {
-        "text": text, "ops": {}, "constants": {}, "kernels": {}, "overridden": (), "lazy": [], "devices": job.devices,
-        "capture": asdict(made[-1].capture), VARIANTS: [(v.name, v.key) for v in made],
+        "text": text, "ops": {}, "constants": {}, "kernels": {}, "overridden": (), "lazy": [], "taken": [],
+        "devices": job.devices, "capture": asdict(made[-1].capture), VARIANTS: [(v.name, v.key) for v in made],
         "launches": max((p.record["launches"] for p in parts if p is not None), default=0),
         "library_calls": max((p.record["library_calls"] for p in parts if p is not None), default=0),
         **({"lock": [*lock]} if lock else {}),

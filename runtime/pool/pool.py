@@ -114,6 +114,7 @@ class CpuPool:
         self.spare, self.least = spare, least
         self._blocks: dict[_Block, None] = {}
         self._by_size: dict[int, list[_Block]] = {}
+        self._at: dict[int, _Block] = {}
         self._reserve = Reserve()
         self._held = self._hits = self._misses = self._released = self._lost = 0
         # The most in use in this window of requests, and in the one before.
@@ -147,6 +148,17 @@ class CpuPool:
         """Address and bytes of every block."""
         with self._lock:
             return {b.address: b.nbytes for b in self._blocks if not b.is_lost}
+
+    def is_held_once(self, tensor: Tensor) -> bool | None:
+        """Whether nobody but a tensor has the block that it lies in; None where it lies in none."""
+        if tensor.device.type != "cpu" or not self._at:
+            return None
+        with self._lock:
+            block = self._at.get(tensor.untyped_storage().data_ptr())
+            if block is None or block.is_lost:
+                return None
+            uses, names = block.alone
+            return block.held() == (uses + 1, names)
 
     def release(self) -> int:
         """Give all idle blocks back; returns their bytes."""
@@ -207,6 +219,7 @@ class CpuPool:
         block = _Block(storage, nbytes, storage.data_ptr(), runs)
         self._blocks[block] = None
         self._by_size.setdefault(nbytes, []).append(block)
+        self._at[block.address] = block
         self._held += nbytes
         if self._watch is None:
             self._watch = threading.Thread(target=_watch, args=(self,), name="torch-mlc idle memory", daemon=True)
@@ -258,6 +271,8 @@ class CpuPool:
 
     def _forget(self, block: _Block) -> None:
         del self._blocks[block]
+        if self._at.get(block.address) is block:
+            del self._at[block.address]
         alike = self._by_size[block.nbytes]
         alike.remove(block)
         if not alike:
