@@ -140,6 +140,6 @@ def test_launches_that_are_waited_for_are_not_captured(caplog: pytest.LogCapture
 
     plan = CapturePlan("", "cuda:0", (0,))
     warn_once.cache_clear()
-    assert with_captures(call, plan, Options(verify=1, cuda_graphs=True), False, "main", ()) is call
+    assert with_captures(call, plan, Options(verify=1, cuda_graphs=True), False, "main", (), ()) is call
     (record,) = caplog.records
     assert "runs a graph without CUDA graphs: each launch is waited for (MLC_VERIFY" in record.getMessage()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+
 from torch_mlc.runtime.host import own_memory
 from torch_mlc.runtime.host.own_memory import copied, is_alone, with_own_memory
 from torch_mlc.runtime.pool.pool import POOL

@@ -167,7 +167,7 @@ def test_captured_programs_leave_them(watch: Watch) -> None:
 
 _AGAIN = """
 import sys, torch
-import tests.dynamo_backend.entry.test_saved_memory as t
+import tests.dynamo_backend.host.test_saved_memory as t
 from torch_mlc.scheduler.calls import overwrite
 overwrite.LEAST_OWNED = 0
 seen = []
