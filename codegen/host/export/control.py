@@ -154,7 +154,7 @@ def write_control(
                 return [replace(step, steps=tuple(s for inner in step.steps for s in written(inner)))]
             case CallLibrary(node) if (names := bodies_of(node)) and all(n in bodies for n in names):
                 made.update(node.names)
-                writer = _Writer(program.name, node, types, step.comment)
+                writer = _ControlWriter(program.name, node, types, step.comment)
                 return (writer.branch if node.target == COND else writer.loop)([bodies[n] for n in names])
             case CheckLayout(name) if name in made:
                 return []  # it lies as bodies write it
@@ -164,7 +164,7 @@ def write_control(
 
 
 @dataclass(slots=True)
-class _Writer:
+class _ControlWriter:
     """The steps of one node: what comes before its call and behind it, with memory that only the call needs."""
 
     program: str

@@ -129,7 +129,22 @@ def several_loops(m: Model, x: Tensor) -> Any:
     return y, z, never, a, b
 
 
-FUNCTIONS = [product, several, nested, by_size, turned, twice, loop, several_loops]
+def sizes(m: Model, x: Tensor) -> Any:
+    """Sizes from outside, as numbers and as dimensions of what a body makes; one that no operand has."""
+    n, wide = x.shape[0], torch.cat([x, x * 2, x[:1]])
+    y = torch.cond(
+        x.sum() > 0,
+        lambda x: x / (n + 1) + torch.arange(n)[:, None],
+        lambda x: x + wide.view(-1, 5)[: x.shape[0]] * n,
+        (x,),
+    )
+    halves = torch.cond(wide.sum() > 0, lambda w: w[: w.shape[0] // 2] * 2, lambda w: w[: w.shape[0] // 2] + n, (wide,))
+    start = torch.zeros((), dtype=torch.int64)
+    z = while_loop(lambda i, z: i < n, lambda i, z: (i + 2, z * 0.5 + n / 3), (start, y))[1]
+    return y, halves.sum(0), z, torch.cond(y.sum() > 5, lambda: torch.ones(3), lambda: torch.zeros(3), ())
+
+
+FUNCTIONS = [product, several, nested, by_size, turned, twice, loop, several_loops, sizes]
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, export
+from torch.nn import functional as F
 
 from tests.dynamo_backend.export.jitted import Jitted
 from torch_mlc.dynamo_backend.export.assemble import assemble
@@ -116,6 +117,46 @@ def test_state_is_kept_from_call_to_call() -> None:
             found, wanted = jitted.call(x, y), eager(x, other)
             agree(found, wanted)
             torch.testing.assert_close(y, other)
+
+
+class IntegerCache(nn.Module):
+    """Attention to keys and values that are kept as int8, with a scale for each head and position."""
+
+    def __init__(self, length: int = 64, heads: int = 4, width: int = 8) -> None:
+        super().__init__()
+        self.heads, self.width, self.length = heads, width, length
+        self.qkv = nn.Linear(32, 3 * heads * width)
+        for name in ("keys", "values"):
+            self.register_buffer(name, torch.zeros(1, heads, length, width, dtype=torch.int8))
+            self.register_buffer(f"{name}_scale", torch.zeros(1, heads, length, 1))
+
+    def kept(self, name: str, x: Tensor, positions: Tensor) -> Tensor:
+        integers, scales = getattr(self, name), getattr(self, f"{name}_scale")
+        scale = x.abs().amax(-1, keepdim=True).clamp_min(1e-6) / 127
+        integers.index_copy_(2, positions, (x / scale).round().to(torch.int8))
+        scales.index_copy_(2, positions, scale)
+        return integers.to(x.dtype) * scales
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        n, time, _ = x.shape
+        q, k, v = self.qkv(x).view(n, time, 3, self.heads, self.width).permute(2, 0, 3, 1, 4)
+        k, v = self.kept("keys", k, positions), self.kept("values", v, positions)
+        mask = torch.arange(self.length) <= positions[:, None]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).reshape(n, time, -1)
+
+
+def test_a_cache_of_integers_is_never_written_out_as_floats() -> None:
+    torch.manual_seed(0)
+    model = IntegerCache()
+    eager = copy.deepcopy(model)
+    jitted = exported(model, torch.randn(1, 1, 32), torch.tensor([0]))
+    kinds = {w.name: w.dtype.torch for w in jitted.assembled.model.weights if w.mutable}
+    assert kinds["keys"] == kinds["values"] == torch.int8
+    assert jitted.function("forward").arena < model.keys.numel() * 4
+    with torch.no_grad():
+        for position in range(model.length):
+            x, at = torch.randn(1, 1, 32), torch.tensor([position])
+            agree(jitted.call(x, at), eager(x, at))
 
 
 def test_functions_share_weights_and_state() -> None:
