@@ -30,6 +30,7 @@ from ..tracing.origins import origins_of
 from .decompositions import export_decompositions
 from .errors import ExportError, Unsupported, refuse
 from .names import result_names
+from .served import served_sizes
 
 aten = torch.ops.aten
 # Sizes that data decide.
@@ -112,6 +113,7 @@ def read_program(name: str, program: ExportedProgram) -> ModelProgram:
     env = _shape_env(gm)
     ranges = _set_ranges(env, program.range_constraints)
     conditions = _take_assertions(gm) + [g.expr for g in (env.guards if env is not None else ())]
+    conditions += served_sizes(gm, ranges, conditions, _hints(env))
     gm.graph.eliminate_dead_code()
     gm.recompile()
     in_spec, out_spec = program.call_spec.in_spec, program.call_spec.out_spec
@@ -276,6 +278,12 @@ def _set_ranges(env: Any, constraints: Mapping[Any, Any]) -> dict[sympy.Symbol, 
         if env is not None and theirs in env.var_to_range:
             env.var_to_range[theirs] = ValueRanges(low, int_oo if high is None else high)
     return {symbol(theirs.name): (int(low), high) for theirs, (low, high) in found.items()}
+
+
+def _hints(env: Any) -> Mapping[Any, Any]:
+    """Typical values of torch's symbols."""
+    name = "backed_var_to_val" if hasattr(env, "backed_var_to_val") else "var_to_val"
+    return getattr(env, name, None) or {}
 
 
 def _finite(bound: Any) -> int | None:

@@ -267,6 +267,31 @@ def test_sizes_that_are_multiples_of_others() -> None:
 
 
 @pytest.mark.parametrize(
+    ("function", "least"),
+    [
+        (lambda x: x[0] * 2, 1),
+        (lambda x: x[-1] + x.sum(0), 1),
+        (lambda x: torch.cat([x, x[:1]]) + 1, 1),
+        (lambda x: x[:2].sum(0), 2),
+        (lambda x: x.narrow(0, 1, 1) * x, 2),
+        (lambda x: torch.cond(x.sum() > 0, lambda x: x[1] + 1, lambda x: x.sum(0), (x,)), 2),
+        (lambda x: x[:, :2] + x[:, 1:2], 0),
+    ],
+    ids=["first", "last", "one", "two", "second", "in a branch", "columns"],
+)
+def test_parts_that_small_tensors_lack_are_refused(function: Any, least: int) -> None:
+    """torch traces for two rows and more; with fewer, memory that is nobody's would be read."""
+    jitted = exported(Function(function), torch.randn(5, 3), dynamic=(({0: Dim("rows", min=0, max=99)},),))
+    for rows in range(6):
+        x = torch.randn(rows, 3)
+        if rows >= least:
+            agree(jitted.call(x), function(x))
+            continue
+        with pytest.raises(AssertionError, match=f"has to be at least {least}"):
+            jitted.call(x)
+
+
+@pytest.mark.parametrize(
     ("function", "shapes", "others"),
     [
         (lambda x, y: torch.cat([x, y * 2]), ((3, 4), (5, 4)), (((7, 4), (3, 4)), ((2, 4), (9, 4)))),
