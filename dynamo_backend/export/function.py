@@ -13,46 +13,27 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from ...codegen.export.library import ExportedFunction, TensorSpec
-from ...codegen.host.bind_sizes import bind_sizes
-from ...codegen.host.build import build_host_program
-from ...codegen.host.export.draws import SEEDS
-from ...codegen.host.export.emit import ExportedHost, emit_export, plan_export
-from ...codegen.host.export.multiply import multiplied
+from ...codegen.host.export.emit import ExportedHost, emit_export
 from ...codegen.host.export.pointers import PointersOf, pointers_of
-from ...codegen.host.export.results import copied, row_major
-from ...codegen.host.steps.kernel_use import Grid, KernelUse
+from ...codegen.host.export.results import row_major
 from ...codegen.host.steps.lines import ALL, with_lines
 from ...codegen.host.steps.program import HostProgram
 from ...ir.errors import MlcError
-from ...ir.expr.value import symbol
-from ...ir.function.function import Callee
-from ...ir.graph.graph import MADE_SIZE, CallTensor, Graph, Input, Library, TensorType, every_node
-from ...ir.graph.slices import NOTHING
-from ...ir.target import Target
-from ...runtime.compile.kernels import kernel_store_of
+from ...ir.graph.graph import Graph, Input, TensorType
 from ...runtime.frozen.recipe import OpCall
 from ...runtime.settings.options import Options
-from ...runtime.timing import PhaseTimer
-from ...scheduler.fusion.fusion import Fusion
 from ..aten_passes.context import AtenContext
 from ..aten_passes.frozen.part import part
-from ..caches.surroundings import kernel_settings, surroundings
-from ..compiling.graph_kernels import called, tuning_for
-from ..compiling.host_passes import HOST
-from ..compiling.job import Job, devices_of
-from ..compiling.kernels import KernelPlan, written, written_for_gpu
+from ..caches.surroundings import surroundings
+from ..compiling.job import devices_of
 from ..compiling.pass_lists import pass_lists, runner_of
-from ..compiling.plans import Plan, plan_of
-from ..importing.graph_key import graph_key
 from ..tracing.fake_device import retarget
-from .errors import ExportError, Unsupported, refuse
-from .kernels import KernelPool, KernelText
+from .errors import ExportError, refuse
+from .graphs import GraphMaker
+from .kernels import KernelPool
 from .program import ModelProgram
 from .sizes import SizesOf, guards_of
 from .targets import ExportTargets
-
-# Calls that run nothing in a library: they name memory, or sizes.
-_PLAIN = NOTHING | {MADE_SIZE, "aten::sym_size.int", SEEDS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,41 +95,16 @@ def build_function(
     run(gm, (*lists.inference, *lists.part, *lists.frozen), context)
     _fold(program, {nodes[given]: target for given, target in frozen.items()}, context)
     run(gm, lists.aten, context)
-    timer, store = PhaseTimer(), kernel_store_of(options, fresh=True)
-    outside = surroundings(options, [device])
     places = {n.name: k for k, n in enumerate(gm.graph.find_nodes(op="placeholder"))}
     static = frozenset(places[given] for given in program.weights)
-    job = Job(
-        gm, (), options, static, None, (), name, False, True, False, {}, (), outside, kernel_settings(outside), timer,
-        run, store, tables=not targets.on_gpu,
-    )  # fmt: skip
-    plan = plan_of(job, graph_key(gm, (), static, outside))
-    refuse(name, _refused(plan.fusion, job, options.libraries == "cblas"))
-    uses, grids = _kernels(plan, job, pool)
-    graph = plan.fusion.graph
-    types = graph.types()
-    results = tuple(types[str(o)] for o in graph.outputs)
-    host = run.step(HOST, build_host_program, graph, uses)
-    try:
-        host = plan_export(host, types, results)
-    except MlcError as error:
-        raise ExportError(f"{name} cannot be exported: {error}") from error
-    bindings, lost = bind_sizes(graph)
-    wanted = {
-        s
-        for i in graph.inputs
-        if isinstance(i, Input)
-        for e in (*i.type.shape, *i.type.strides)
-        for s in e.free_symbols
-    }
-    if missing := lost & wanted:
-        told = ", ".join(sorted(s.name for s in missing))
-        raise ExportError(f"{name}: no dimension of an input tells the size {told}")
+    maker = GraphMaker(options, pool, surroundings(options, [device]))
+    planned = maker.planned(gm, name, static, run)
+    refuse(name, maker.refusals)
+    assert planned is not None
     inputs = {n: k for k, n in enumerate(program.inputs)}
-    made = {symbol(n.names[0]): n.args[0] for n in graph.nodes if isinstance(n, Library) and n.target == MADE_SIZE}
-    sizes = SizesOf.of(bindings, inputs, program.ranges, made)
-    pointers = pointers_of(host, frozenset(program.inputs), grids) if targets.on_gpu else {}
-    return Built(program, host, results, graph, sizes, job.lines, pointers)
+    sizes = SizesOf.of(planned.bindings, inputs, program.ranges, planned.made)
+    pointers = pointers_of(planned.host, frozenset(program.inputs), planned.grids) if targets.on_gpu else {}
+    return Built(program, planned.host, planned.results, planned.graph, sizes, planned.lines, pointers)
 
 
 def _placed(program: ModelProgram, targets: ExportTargets) -> str:
@@ -211,51 +167,6 @@ def _where_weights_are(call: OpCall, program: ModelProgram) -> OpCall:
     device = next((t.device for t in program.tensors.values()), torch.device("cpu"))
     args, kwargs = pytree.tree_map_only(torch.device, lambda _: device, (call.args, dict(call.kwargs)))
     return replace(call, args=args, kwargs=kwargs)
-
-
-def _refused(fusion: Fusion, job: Job, products: bool) -> list[Unsupported]:
-    """The calls of libraries that are left; those of ``products`` may be."""
-    found, types = [], fusion.graph.types()
-    for node, _ in every_node(fusion.graph):
-        if isinstance(node, Library) and node.target not in _PLAIN and not copied(node, types):
-            if products and multiplied(node, types):
-                continue
-            origin = node.origins[0] if node.origins else None
-            found.append(Unsupported(node.target, origin.source if origin is not None else "", node.reason))
-    return found
-
-
-def _kernels(plan: Plan, job: Job, pool: KernelPool) -> tuple[dict[str, KernelUse], dict[str, Grid]]:
-    """How the host program calls each function, by the names of kernels in the pool, as it calls those of a CPU; and
-    the grids of kernels that are launched on a GPU."""
-    fusion, options = plan.fusion, job.options
-    tuning = tuning_for(fusion, options, job.timer, may_measure=False)
-    made_by = KernelPlan(options, job.settings, job.store, job.timer, tuning, job.run, fresh=True)
-    lines = {n.function: n.origins for n, _ in every_node(fusion.graph) if isinstance(n, CallTensor)}
-    uses, grids, refusals = {}, {}, []
-    for function in called(fusion):
-        what = fusion.functions.get(function) or fusion.given[function]
-        try:
-            texts = [_text(what, target, made_by, pool.on_gpu) for target in pool.targets]
-        except MlcError as error:
-            first = lines[function][0] if lines[function] else None
-            ops = ", ".join(dict.fromkeys(o.op for o in lines[function])) or function
-            refusals.append(Unsupported(ops, first.source if first is not None else "", str(error)))
-            continue
-        names, source = [s.name for s in what.symbols.symbols], texts[0].source
-        assert all(t.source.symbols == source.symbols for t in texts), "kernels of all targets take the same"
-        sizes, name = tuple(map(names.index, source.symbols)), pool.enter(texts)
-        uses[function] = KernelUse(name, sizes, table=bool(what.table))
-        grids[name] = Grid(source.grid, source.symbols, source.reach)
-    refuse(job.name, refusals)
-    return uses, grids
-
-
-def _text(function: Callee, target: Target, plan: KernelPlan, on_gpu: bool) -> KernelText:
-    if not on_gpu:
-        return KernelText(written(function, target, plan))
-    text = written_for_gpu(function, target, plan)
-    return KernelText(text.source, text)
 
 
 __all__ = ["Built", "build_function"]

@@ -25,11 +25,12 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from ...ir.expr.value import symbol
 from ..aten_passes.write import NodeWriter
 from ..importing.decompositions import whole_ops
-from ..importing.regions import attribute
+from ..importing.regions import attribute, regions_of
 from ..tracing.origins import origins_of
 from .decompositions import export_decompositions
 from .errors import ExportError, Unsupported, refuse
 from .names import result_names
+from .served import served_sizes
 
 aten = torch.ops.aten
 # Sizes that data decide.
@@ -112,6 +113,7 @@ def read_program(name: str, program: ExportedProgram) -> ModelProgram:
     env = _shape_env(gm)
     ranges = _set_ranges(env, program.range_constraints)
     conditions = _take_assertions(gm) + [g.expr for g in (env.guards if env is not None else ())]
+    conditions += served_sizes(gm, ranges, conditions, _hints(env))
     gm.graph.eliminate_dead_code()
     gm.recompile()
     in_spec, out_spec = program.call_spec.in_spec, program.call_spec.out_spec
@@ -126,15 +128,24 @@ def read_program(name: str, program: ExportedProgram) -> ModelProgram:
     )  # fmt: skip
 
 
-def _keep_users_lines(gm: fx.GraphModule) -> None:
-    """Let nodes tell of the innermost line that is not torch's own, as those of Dynamo's graphs do."""
+def _keep_users_lines(gm: fx.GraphModule, around: str = "") -> None:
+    """Let nodes tell of the innermost line that is not torch's own, as those of Dynamo's graphs do; those of bodies of
+    control flow that know none, of the line ``around`` them."""
     for node in gm.graph.nodes:
         trace = node.meta.get("stack_trace") or ""
         if any(theirs in trace for theirs in _THEIRS):
             frames = re.split(r'(?m)^(?=  File ")', trace)
             while frames and any(theirs in frames[-1] for theirs in _THEIRS):
                 frames.pop()
-            node.meta["stack_trace"] = "".join(frames) if any("File" in f for f in frames) else ""
+            trace = "".join(frames) if any("File" in f for f in frames) else ""
+        if trace or around:
+            node.meta["stack_trace"] = trace or around
+        elif "stack_trace" in node.meta:
+            node.meta["stack_trace"] = ""
+    reads = {n.name: n for n in gm.graph.find_nodes(op="get_attr")}
+    for name, body in regions_of(gm).items():
+        (first, *_) = reads[name].users
+        _keep_users_lines(body, first.meta.get("stack_trace") or around)
 
 
 def _decomposed(name: str, program: ExportedProgram) -> ExportedProgram:
@@ -252,7 +263,7 @@ def _set_ranges(env: Any, constraints: Mapping[Any, Any]) -> dict[sympy.Symbol, 
     """Let code be made for all sizes that the program allows: torch traces it as if none were 0 or 1."""
     found: dict[sympy.Symbol, tuple[int, int | None]] = {}
     for theirs, bounds in constraints.items():
-        if isinstance(theirs, sympy.Symbol):
+        if isinstance(theirs, sympy.Symbol) and bounds.lower.is_Integer:  # numbers that data decide have no least one
             found[theirs] = max(int(bounds.lower), 0), _finite(bounds.upper)
     for expr, bounds in constraints.items():  # a dimension that is a number of times a size tells more of that
         (theirs,) = expr.free_symbols if len(expr.free_symbols) == 1 else (None,)
@@ -267,6 +278,12 @@ def _set_ranges(env: Any, constraints: Mapping[Any, Any]) -> dict[sympy.Symbol, 
         if env is not None and theirs in env.var_to_range:
             env.var_to_range[theirs] = ValueRanges(low, int_oo if high is None else high)
     return {symbol(theirs.name): (int(low), high) for theirs, (low, high) in found.items()}
+
+
+def _hints(env: Any) -> Mapping[Any, Any]:
+    """Typical values of torch's symbols."""
+    name = "backed_var_to_val" if hasattr(env, "backed_var_to_val") else "var_to_val"
+    return getattr(env, name, None) or {}
 
 
 def _finite(bound: Any) -> int | None:
@@ -285,8 +302,9 @@ def _take_assertions(gm: fx.GraphModule) -> list[sympy.Basic]:
                 continue  # data decide it
             found.append(expr)
         gm.graph.erase_node(node)
-    for node in list(gm.graph.find_nodes(op="call_function", target=aten._assert_tensor_metadata.default)):
-        gm.graph.erase_node(node)  # element types do not vary
+    for inside in (gm, *regions_of(gm).values()):
+        for node in list(inside.graph.find_nodes(op="call_function", target=aten._assert_tensor_metadata.default)):
+            inside.graph.erase_node(node)  # element types do not vary
     for node in reversed(list(gm.graph.nodes)):
         if (
             node.op == "call_function"

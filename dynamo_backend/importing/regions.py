@@ -3,6 +3,7 @@ which becomes a program of its own."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -36,12 +37,13 @@ def attribute(gm: fx.GraphModule, target: str) -> Any:
     return value
 
 
-def taken_apart(region: fx.GraphModule) -> fx.GraphModule:
-    """A body whose ops are those that our decompositions leave; the same object where it has no others.
+def taken_apart(region: fx.GraphModule, table: Mapping[Any, Callable[..., Any]] | None = None) -> fx.GraphModule:
+    """A body whose ops are those that our decompositions leave, or those of a ``table``; the same object where it has
+    no others.
 
     torch traces bodies of nested regions without the table of the graph around them.
     """
-    table = decomposition_table()
+    table = decomposition_table() if table is None else table
     wanted = [n for n in region.graph.nodes if n.op == "call_function" and n.target in table]
     if not any(str(n.target) not in CONVERTERS for n in wanted):
         return region
@@ -50,7 +52,7 @@ def taken_apart(region: fx.GraphModule) -> fx.GraphModule:
     if mode is None:
         return region
     with mode, torch.no_grad():
-        return make_fx(fx.Interpreter(region).run, decomposition_table=table, tracing_mode="real")(*values)
+        return make_fx(fx.Interpreter(region).run, decomposition_table=dict(table), tracing_mode="real")(*values)
 
 
 def _is_control(node: fx.Node) -> bool:

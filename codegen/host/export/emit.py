@@ -17,12 +17,15 @@ from ....ir.graph.graph import MADE_SIZE, TensorType
 from ...export.codes import COPY, DRAWS, product_symbol
 from ...kernel import EmitError
 from ..code import SizedCode
+from ..memory.liveness import storage_bytes
 from ..memory.plan_memory import check_arena, place_all
+from ..steps.lines import ALL, with_lines
 from ..steps.program import HostProgram
 from ..steps.resolve import resolve
 from ..steps.resolved import DropArena, Forget, HoldArena, Let, LookAt, Pointer, PointTo, Rename, RunKernel, Take
 from ..steps.step import BindSize, CallLibrary, HostStep, MakeView, Return
 from ..steps.write_out_loops import write_out_loops
+from .control import NO_BODIES, Branch, InnerCall, InnerFunction, Turn, write_control
 from .draws import DrawSeeds, write_draws
 from .multiply import Multiply, write_products
 from .results import CopyOver, CopyResult, TakeResult, place_results, row_major, write_copies
@@ -31,6 +34,7 @@ from .results import CopyOver, CopyResult, TakeResult, place_results, row_major,
 _STATUS = 4
 # Parameters of the function.
 PARAMETERS = ("inputs", "results", "weights", "sizes", "arena", "status")
+_COMPARED = {sympy.Eq: "eq", sympy.Ne: "ne", sympy.Lt: "slt", sympy.Le: "sle", sympy.Gt: "sgt", sympy.Ge: "sge"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +51,22 @@ class ExportedHost:
     launches: tuple[str, ...]
 
 
-def plan_export(program: HostProgram, types: Mapping[str, TensorType], results: Sequence[TensorType]) -> HostProgram:
+def plan_export(
+    program: HostProgram,
+    types: Mapping[str, TensorType],
+    results: Sequence[TensorType],
+    bodies: Mapping[str, InnerFunction] = NO_BODIES,
+    strides: Sequence[tuple[sympy.Expr, ...]] | None = None,
+) -> HostProgram:
     """The program with its ``results``, of these types, in the caller's memory and all else in the arena, resolved.
-    ``types`` are those of all its tensors.
+    ``types`` are those of all its tensors, ``bodies`` what its control flow calls, by the names that its graph has for
+    them, and ``strides`` those of the caller's memory where that is not row-major.
 
     Raises EmitError and ArenaError for what has no place in either.
     """
     program = write_draws(write_products(write_copies(program, types), types), types)
-    program = place_all(place_results(write_out_loops(program), results))
+    program = write_out_loops(write_control(program, types, bodies))
+    program = place_all(place_results(program, results, strides))
     check_arena(program)
     return replace(resolve(program), arena=program.arena)
 
@@ -80,7 +92,10 @@ def emit_export(
     """
     places = {name: ("inputs", k) for k, name in enumerate(inputs)}
     places |= {name: ("weights", k) for name, k in weights.items()}
-    return _LibraryEmitter(SizedCode(program.name), program, places, tuple(sizes), scratch or {}).emit(entry)
+    emitter = _LibraryEmitter(SizedCode(program.name), program, places, tuple(sizes), scratch or {})
+    host = emitter.emit(entry, "hidden")
+    texts = (_declarations(host.kernels), *(inner.text for inner in emitter.inner.values()), host.text)
+    return replace(host, text="\n".join(texts))
 
 
 @dataclass(slots=True)
@@ -99,15 +114,19 @@ class _LibraryEmitter:
     wrong: list[tuple[str, str]] = field(default_factory=list)
     most_arguments: int = 0
     block: str = "begin"
+    # Bodies of control flow that have been printed, by identity.
+    inner: dict[int, ExportedHost] = field(default_factory=dict)
+    entry: str = ""
 
-    def emit(self, entry: str) -> ExportedHost:
+    def emit(self, entry: str, linkage: str) -> ExportedHost:
+        self.entry = self.entry or entry
         for step in self.program.steps:
             self.step(step)
         arena = self.program.arena
         size = sympy.S.Zero if arena is None else arena.size
         if wanted := [self.scratch[k] for k in self.kernels if k in self.scratch]:
             size += Max(*wanted)
-        return ExportedHost(entry, self.text(entry), size, tuple(self.kernels), tuple(self.launches))
+        return ExportedHost(entry, self.text(entry, linkage), size, tuple(self.kernels), tuple(self.launches))
 
     def step(self, step: HostStep) -> None:
         match step:
@@ -125,9 +144,9 @@ class _LibraryEmitter:
                 self.at[name] = self.address(source)
             case RunKernel(use) if use.by_pointer and use.grid is None:
                 self.launch(step)
-            case CopyResult(source, kind, position):
+            case CopyResult(source, kind, position, strides):
                 target = self.b.load("results", position, "ptr")
-                self.copy(target, row_major(kind.shape), self.address(source), kind)
+                self.copy(target, strides, self.address(source), kind)
             case CopyOver(name, target, source, kind, given):
                 self.at[name] = self.address(target)
                 self.copy(self.at[name], kind.strides, self.address(source), given)
@@ -139,6 +158,10 @@ class _LibraryEmitter:
                 self.run(product_symbol(step.function), taken, passed, step.comment)
             case DrawSeeds(name, count, comment):
                 self.run(DRAWS, [self.address(name), str(count)], ["ptr", "i64"], comment)
+            case Branch():
+                self.branch(step)
+            case Turn():
+                self.turn(step)
             case Forget():
                 pass
             case Return(()):
@@ -188,10 +211,8 @@ class _LibraryEmitter:
     def run(self, name: str, arguments: Sequence[str], kinds: Sequence[str], comment: str) -> None:
         """Call a kernel, or what is called as one, and go on where that tells of nothing wrong."""
         self.kernels[name] = None
-        for k, (argument, kind) in enumerate(zip(arguments, kinds, strict=True)):
-            self.b.store("arguments", k, argument, kind)
         count = len(arguments)
-        self.most_arguments = max(self.most_arguments, count + _STATUS)
+        self.put(0, arguments, kinds, _STATUS)
         status = self.b.at("arguments", count)
         self.b.line(f"store i64 0, ptr {status}")
         self.b.line(f"call void @{name}(ptr %arguments)")
@@ -202,6 +223,13 @@ class _LibraryEmitter:
         self.wrong.append((self.block, status))
         self.b.line(f"br i1 {fine}, label %launched{number}, label %wrong")
         self.label(f"launched{number}")
+
+    def put(self, first: int, values: Sequence[str], kinds: Sequence[str], more: int = 0) -> str:
+        """Where the array of arguments has values, from a word on, with so many words behind them."""
+        for k, (value, kind) in enumerate(zip(values, kinds, strict=True)):
+            self.b.store("arguments", first + k, value, kind)
+        self.most_arguments = max(self.most_arguments, first + len(values) + more)
+        return self.b.at("arguments", first)
 
     def failed(self) -> None:
         """What the kernel told goes to the caller, with the number of the launch."""
@@ -216,6 +244,127 @@ class _LibraryEmitter:
             self.b.store("status", k, word)
         self.b.store("status", _STATUS, number)
         self.b.line("ret i32 1")
+
+    # --- control flow -------------------------------------------------------------------------------------------------
+
+    def branch(self, step: Branch) -> None:
+        """One call or the other, each in a block of its own. What both are given is computed before."""
+        holds = self.holds(step)
+        arrays, place = [], 0
+        results = self.put(0, [self.address(n) for n in step.results], ["ptr"] * len(step.results))
+        place += len(step.results)
+        for call in step.calls:
+            arrays.append((*self.given(place, call), results))
+            place += len(call.tensors) + len(call.sizes)
+        scratch, name = self.scratch_of(step.scratch), f"branch{self.b.count}"
+        self.b.line(f"br i1 {holds}, label %{name}.first, label %{name}.second")
+        for call, array, block in zip(step.calls, arrays, ("first", "second"), strict=True):
+            self.label(f"{name}.{block}")
+            self.call(call, *array, scratch)
+            self.b.line(f"br label %{name}.done")
+        self.label(f"{name}.done")
+
+    def turn(self, step: Turn) -> None:
+        """Calls that read one array of addresses and write to the other, which change places after each."""
+        count, words = len(step.values), len(step.condition.tensors)
+        read, scratch = [self.address(n) for n in step.condition.tensors[count:]], self.scratch_of(step.scratch)
+        ends = [[self.address(n) for n in names] for names in (step.values, step.others)]
+        both = [self.put(k * words, [*end, *read], ["ptr"] * words) for k, end in enumerate(ends)]
+        flag_at = self.address(step.flag)
+        flag = self.put(2 * words, [flag_at], ["ptr"])
+        place, sizes = 2 * words + 1, []
+        for call in (step.condition, step.body):
+            sizes.append(self.put(place, [self.b.size(n) for n in call.sizes], ["i64"] * len(call.sizes)))
+            place += len(call.sizes)
+        nbytes = [self.b.size(storage_bytes(t)) for t in step.types]
+        name, before = f"loop{self.b.count}", self.block
+        self.b.line(f"br label %{name}")
+        self.label(name)
+        self.b.line(f"%{name}.odd = phi i1 [ false, %{before} ], [ %{name}.next, %{name}.turned ]")
+        given = self.b.value(f"select i1 %{name}.odd, ptr {both[1]}, ptr {both[0]}")
+        self.call(step.condition, given, sizes[0], flag, scratch)
+        told = self.b.value(f"load i8, ptr {flag_at}")
+        self.b.line(f"br i1 {self.b.value(f'icmp ne i8 {told}, 0')}, label %{name}.more, label %{name}.ended")
+        self.label(f"{name}.more")
+        made = self.b.value(f"select i1 %{name}.odd, ptr {both[0]}, ptr {both[1]}")
+        self.call(step.body, given, sizes[1], made, scratch)
+        self.b.line(f"br label %{name}.turned")
+        self.label(f"{name}.turned")
+        self.b.line(f"%{name}.next = xor i1 %{name}.odd, true")
+        self.b.line(f"br label %{name}")
+        self.label(f"{name}.ended")
+        self.b.line(f"br i1 %{name}.odd, label %{name}.behind, label %{name}.done")
+        self.label(f"{name}.behind")
+        for target, source, size in zip(*ends, nbytes, strict=True):
+            self.b.line(f"call void @llvm.memmove.p0.p0.i64(ptr {target}, ptr {source}, i64 {size}, i1 false)")
+        self.b.line(f"br label %{name}.done")
+        self.label(f"{name}.done")
+
+    def given(self, place: int, call: InnerCall) -> tuple[str, str]:
+        """The arrays of tensors and of sizes of a call, from a word on."""
+        tensors = self.put(place, [self.address(n) for n in call.tensors], ["ptr"] * len(call.tensors))
+        sizes = [self.b.size(n) for n in call.sizes]
+        return tensors, self.put(place + len(call.tensors), sizes, ["i64"] * len(sizes))
+
+    def scratch_of(self, name: str) -> str:
+        return self.address(name) if name else "null"
+
+    def call(self, call: InnerCall, tensors: str, sizes: str, results: str, scratch: str) -> None:
+        """Call a body, and go on where that tells of nothing wrong. Its launches count behind those of its caller."""
+        host, first = self.body(call.function), len(self.launches)
+        self.launches += [with_lines(line, call.function.lines, ALL) for line in host.launches]
+        self.kernels |= dict.fromkeys(host.kernels)
+        given = f"ptr {tensors}, ptr {results}, ptr null, ptr {sizes}, ptr {scratch}, ptr %status"
+        told = self.b.value(f"call i32 @{host.entry}({given})")
+        name = f"called{self.b.count}"
+        self.b.line(f"br i1 {self.b.value(f'icmp eq i32 {told}, 0')}, label %{name}, label %{name}.wrong")
+        self.label(f"{name}.wrong")
+        number = self.b.load("status", _STATUS)
+        self.b.store("status", _STATUS, self.b.value(f"add i64 {number}, {first}"))
+        self.b.line("ret i32 1")
+        self.label(name)
+
+    def body(self, function: InnerFunction) -> ExportedHost:
+        """A body, which is printed once."""
+        if id(function) not in self.inner:
+            places = {name: ("inputs", k) for k, name in enumerate(function.inputs)}
+            sizes = tuple(b.symbol for b in function.bindings)
+            emitter = _LibraryEmitter(
+                SizedCode(function.program.name), function.program, places, sizes, {}, inner=self.inner,
+                entry=self.entry,
+            )  # fmt: skip
+            entry = f"{self.entry}.{len(self.inner)}"
+            self.inner[id(function)] = ExportedHost(entry, "", sympy.S.Zero, (), ())  # what it calls has other numbers
+            self.inner[id(function)] = emitter.emit(entry, "internal")
+        return self.inner[id(function)]
+
+    def holds(self, step: Branch) -> str:
+        """Whether the condition of a branch does."""
+        if not isinstance(step.condition, str):
+            return self.truth(step.condition)
+        item = f"i{8 * step.kind.itemsize}"
+        bits = self.b.value(f"load {item}, ptr {self.address(step.condition)}, align 1")
+        if step.kind.is_float:  # zero has a sign
+            bits = self.b.value(f"shl {item} {bits}, 1")
+        return self.b.value(f"icmp ne {item} {bits}, 0")
+
+    def truth(self, condition: sympy.Basic) -> str:
+        """A comparison of sizes."""
+        match condition:
+            case sympy.logic.boolalg.BooleanTrue() | sympy.logic.boolalg.BooleanFalse():
+                return "true" if condition else "false"
+            case sympy.Not(args=(other,)):
+                return self.b.value(f"xor i1 {self.truth(other)}, true")
+            case sympy.And() | sympy.Or():
+                first, *others = map(self.truth, condition.args)
+                op = "and" if isinstance(condition, sympy.And) else "or"
+                for other in others:
+                    first = self.b.value(f"{op} i1 {first}, {other}")
+                return first
+        if type(condition) not in _COMPARED:
+            raise EmitError(f"{self.program.name}: no native code for the condition {condition}")
+        a, b = (self.b.size(n) for n in condition.args)
+        return self.b.value(f"icmp {_COMPARED[type(condition)]} i64 {a}, {b}")
 
     # --- copies -------------------------------------------------------------------------------------------------------
 
@@ -273,22 +422,27 @@ class _LibraryEmitter:
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
-    def text(self, entry: str) -> str:
+    def text(self, entry: str, linkage: str) -> str:
         self.failed()
         given = ", ".join(f"ptr %{p}" for p in PARAMETERS)
         words = max(self.most_arguments, 1)
         return "\n".join([
-            "declare void @llvm.memmove.p0.p0.i64(ptr, ptr, i64, i1)",
-            "declare i64 @llvm.smax.i64(i64, i64)",
-            "declare i64 @llvm.smin.i64(i64, i64)",
-            *(f"declare void @{name}(ptr)" for name in self.kernels),
-            f"define hidden i32 @{entry}({given}) nounwind {{",
+            f"define {linkage} i32 @{entry}({given}) nounwind {{",
             "begin:",
             f"  %arguments = alloca [{words} x i64], align 16",
             *self.b.lines,
             "}",
             "",
         ])  # fmt: skip
+
+
+def _declarations(kernels: Sequence[str]) -> str:
+    return "\n".join([
+        "declare void @llvm.memmove.p0.p0.i64(ptr, ptr, i64, i1)",
+        "declare i64 @llvm.smax.i64(i64, i64)",
+        "declare i64 @llvm.smin.i64(i64, i64)",
+        *(f"declare void @{name}(ptr)" for name in kernels),
+    ])  # fmt: skip
 
 
 def _is(a: sympy.Expr, b: sympy.Expr) -> bool:

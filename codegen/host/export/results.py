@@ -1,7 +1,8 @@
 """Where the results of an exported program lie: in the caller's memory, where kernels write them; and copies as steps.
 
-A result that is a whole allocation of the program's, dense and row-major, takes the caller's memory in that place. What
-else is returned (an input, a part of something, a layout of another kind, the same tensor twice) is copied at the end.
+A result that is a whole allocation of the program's and lies as the caller's memory does (row-major, but for what loops
+carry) takes that memory in its place. What else is returned (an input, a part of something, a layout of another kind,
+the same tensor twice) is copied at the end.
 """
 
 from __future__ import annotations
@@ -35,14 +36,15 @@ class TakeResult(HostStep):
 
 @dataclass(frozen=True, slots=True)
 class CopyResult(HostStep):
-    """Copy what ``source`` of a type is to the caller's memory for the result at ``position``."""
+    """Copy what ``source`` of a type is to the caller's memory for the result at ``position``, of these strides."""
 
     source: str
     type: TensorType
     position: int
+    strides: tuple[sympy.Expr, ...]
 
     def told(self) -> Facts:
-        return Facts(reads=(self.source,), sizes=(*self.type.shape, *self.type.strides))
+        return Facts(reads=(self.source,), sizes=(*self.type.shape, *self.type.strides, *self.strides))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +100,15 @@ def row_major(shape: Sequence[sympy.Expr]) -> tuple[sympy.Expr, ...]:
     return tuple(reversed(strides))
 
 
-def place_results(program: HostProgram, types: Sequence[TensorType]) -> HostProgram:
+def place_results(
+    program: HostProgram, types: Sequence[TensorType], strides: Sequence[tuple[sympy.Expr, ...]] | None = None
+) -> HostProgram:
     """The program, which has no loops, with its results, of these types, in the caller's memory; nothing is returned.
 
-    Raises EmitError for results that are no tensors.
+    ``strides`` are those of the caller's memory, which is dense; None where it is row-major. Raises EmitError for
+    results that are no tensors.
     """
+    layouts = [row_major(t.shape) for t in types] if strides is None else strides
     *steps, end = program.steps
     assert isinstance(end, Return)
     found = _Memory()
@@ -110,26 +116,26 @@ def place_results(program: HostProgram, types: Sequence[TensorType]) -> HostProg
         found.step(step)
     taken: dict[str, TakeResult] = {}
     copies: list[CopyResult] = []
-    for position, (value, kind) in enumerate(zip(end.values, types, strict=True)):
+    for position, (value, kind, layout) in enumerate(zip(end.values, types, layouts, strict=True)):
         if not isinstance(value, str):
             raise EmitError(f"{program.name}: result {position} is {value}, and no tensor")
         root = found.root.get(value, value)
         memory = found.types.get(root)
         whole = memory is not None and found.offset.get(value) == 0 and memory.dtype == kind.dtype
         if (
-            whole and memory is not None and root not in taken and _is_row_major(kind)
+            whole and memory is not None and root not in taken and lies_as(kind, layout)
             and sympy.expand(storage_bytes(memory) - kind.nbytes) == 0
         ):  # fmt: skip
             taken[root] = TakeResult(root, memory, position)
         else:
-            copies.append(CopyResult(value, kind, position))
+            copies.append(CopyResult(value, kind, position, layout))
     placed = (taken.get(s.name, s) if isinstance(s, Allocate) else s for s in steps)
     return replace(program, steps=(*placed, *copies, Return(())), peaks=())
 
 
-def _is_row_major(kind: TensorType) -> bool:
-    """Whether a tensor is dense and row-major; dimensions of one element may have any stride."""
-    wanted = zip(kind.shape, kind.strides, row_major(kind.shape), strict=True)
+def lies_as(kind: TensorType, strides: Sequence[sympy.Expr]) -> bool:
+    """Whether a tensor has these strides; dimensions of one element may have any."""
+    wanted = zip(kind.shape, kind.strides, strides, strict=True)
     return all(n == 1 or sympy.expand(s - w) == 0 for n, s, w in wanted)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops.while_loop import while_loop
 from torch.export import Dim, export
 
 import torch_mlc
@@ -106,6 +107,30 @@ def test_functions_by_address(folder: tuple[Path, nn.Module], cblas: Path) -> No
     with torch.no_grad():
         for a, b in zip(found, model(*arguments(5)), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-3)
+
+
+def test_products_in_branches_and_loops(cblas: Path, tmp_path: Path) -> None:
+    class Turns(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(256, 256)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.cond(x.sum() > 0, lambda x: self.linear(x).tanh(), lambda x: x * 0.5, (x,))
+            start = torch.zeros((), dtype=torch.int64)
+            return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, self.linear(x).tanh()), (start, x))[1]
+
+    torch.manual_seed(0)
+    model = Turns().eval()
+    torch_mlc.export(export(model, (torch.randn(256, 256),)), tmp_path, libraries=("cblas",))
+    loaded = torch_mlc.load(tmp_path, cblas=cblas)
+    count = ctypes.c_int.in_dll(ctypes.CDLL(str(cblas)), "calls")
+    for sign, calls in ((1, 4), (-1, 3)):
+        count.value = 0
+        x = sign * torch.rand(256, 256)
+        with torch.no_grad():
+            torch.testing.assert_close(loaded(x), model(x), rtol=1e-4, atol=1e-4)
+        assert count.value == calls
 
 
 def test_what_is_missing_is_told(folder: tuple[Path, nn.Module], tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, export
+from torch.nn import functional as F
 
 from tests.dynamo_backend.export.jitted import Jitted
 from torch_mlc.dynamo_backend.export.assemble import assemble
@@ -118,6 +119,46 @@ def test_state_is_kept_from_call_to_call() -> None:
             torch.testing.assert_close(y, other)
 
 
+class IntegerCache(nn.Module):
+    """Attention to keys and values that are kept as int8, with a scale for each head and position."""
+
+    def __init__(self, length: int = 64, heads: int = 4, width: int = 8) -> None:
+        super().__init__()
+        self.heads, self.width, self.length = heads, width, length
+        self.qkv = nn.Linear(32, 3 * heads * width)
+        for name in ("keys", "values"):
+            self.register_buffer(name, torch.zeros(1, heads, length, width, dtype=torch.int8))
+            self.register_buffer(f"{name}_scale", torch.zeros(1, heads, length, 1))
+
+    def kept(self, name: str, x: Tensor, positions: Tensor) -> Tensor:
+        integers, scales = getattr(self, name), getattr(self, f"{name}_scale")
+        scale = x.abs().amax(-1, keepdim=True).clamp_min(1e-6) / 127
+        integers.index_copy_(2, positions, (x / scale).round().to(torch.int8))
+        scales.index_copy_(2, positions, scale)
+        return integers.to(x.dtype) * scales
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        n, time, _ = x.shape
+        q, k, v = self.qkv(x).view(n, time, 3, self.heads, self.width).permute(2, 0, 3, 1, 4)
+        k, v = self.kept("keys", k, positions), self.kept("values", v, positions)
+        mask = torch.arange(self.length) <= positions[:, None]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).reshape(n, time, -1)
+
+
+def test_a_cache_of_integers_is_never_written_out_as_floats() -> None:
+    torch.manual_seed(0)
+    model = IntegerCache()
+    eager = copy.deepcopy(model)
+    jitted = exported(model, torch.randn(1, 1, 32), torch.tensor([0]))
+    kinds = {w.name: w.dtype.torch for w in jitted.assembled.model.weights if w.mutable}
+    assert kinds["keys"] == kinds["values"] == torch.int8
+    assert jitted.function("forward").arena < model.keys.numel() * 4
+    with torch.no_grad():
+        for position in range(model.length):
+            x, at = torch.randn(1, 1, 32), torch.tensor([position])
+            agree(jitted.call(x, at), eager(x, at))
+
+
 def test_functions_share_weights_and_state() -> None:
     class Shared(nn.Module):
         def __init__(self, inside: Cache) -> None:
@@ -223,6 +264,31 @@ def test_sizes_that_are_multiples_of_others() -> None:
         agree(jitted.call(x), x.view(-1, 4).sum(1))
     with pytest.raises(AssertionError, match="multiple of 4"):
         jitted.call(torch.randn(9))
+
+
+@pytest.mark.parametrize(
+    ("function", "least"),
+    [
+        (lambda x: x[0] * 2, 1),
+        (lambda x: x[-1] + x.sum(0), 1),
+        (lambda x: torch.cat([x, x[:1]]) + 1, 1),
+        (lambda x: x[:2].sum(0), 2),
+        (lambda x: x.narrow(0, 1, 1) * x, 2),
+        (lambda x: torch.cond(x.sum() > 0, lambda x: x[1] + 1, lambda x: x.sum(0), (x,)), 2),
+        (lambda x: x[:, :2] + x[:, 1:2], 0),
+    ],
+    ids=["first", "last", "one", "two", "second", "in a branch", "columns"],
+)
+def test_parts_that_small_tensors_lack_are_refused(function: Any, least: int) -> None:
+    """torch traces for two rows and more; with fewer, memory that is nobody's would be read."""
+    jitted = exported(Function(function), torch.randn(5, 3), dynamic=(({0: Dim("rows", min=0, max=99)},),))
+    for rows in range(6):
+        x = torch.randn(rows, 3)
+        if rows >= least:
+            agree(jitted.call(x), function(x))
+            continue
+        with pytest.raises(AssertionError, match=f"has to be at least {least}"):
+            jitted.call(x)
 
 
 @pytest.mark.parametrize(

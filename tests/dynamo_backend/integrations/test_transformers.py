@@ -3,6 +3,8 @@ that a compiled forward writes in place, sizes that change from prompt to prompt
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -28,8 +30,8 @@ class GrowingCache:
 class FixedCache:
     """Keys and values of a fixed length, with the number of those that are alive, as a static cache's are."""
 
-    def __init__(self, length: int) -> None:
-        shape = (1, HEADS, length, WIDTH // HEADS)
+    def __init__(self, length: int, batch: int = 1) -> None:
+        shape = (batch, HEADS, length, WIDTH // HEADS)
         self.keys, self.values = torch.zeros(shape), torch.zeros(shape)
         self.length = torch.tensor(0)
 
@@ -88,6 +90,45 @@ def test_twenty_prompts_take_two_graphs(cache: str) -> None:
             expected = answer(model, tokens, count, made(), model)
             assert answer(compiled, tokens, count, made(), model) == expected
     assert counters["stats"]["unique_graphs"] - before <= 2
+
+
+def padded_mask(pads: Sequence[int], positions: Tensor, length: int, additive: bool) -> Tensor:
+    """The mask of a batch whose prompts begin behind so many tokens of padding, over a cache of a fixed length: bool,
+    or what is added to scores."""
+    keys, first = torch.arange(length), torch.tensor(pads)
+    seen = (keys <= positions[:, None]) & (keys >= first[:, None])[:, None, None, :]
+    return torch.where(seen, 0.0, torch.finfo(torch.float32).min) if additive else seen
+
+
+class Padded(Small):
+    """The same for a batch of prompts, with the mask from outside."""
+
+    def forward(self, tokens: Tensor, positions: Tensor, cache: FixedCache, mask: Tensor) -> Tensor:  # type: ignore[override]
+        batch, length = tokens.shape
+        parts = self.qkv(self.tokens(tokens)).view(batch, length, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+        k, v = cache.update(parts[1], parts[2])
+        y = F.scaled_dot_product_attention(parts[0], k, v, attn_mask=mask)
+        return self.head(y.transpose(1, 2).reshape(batch, length, WIDTH))
+
+
+@pytest.mark.parametrize("additive", [False, True])
+def test_prompts_that_are_padded_on_the_left(additive: bool) -> None:
+    """Rows of padding see nothing, and what they give goes into the cache, where nobody reads it."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model, length = Padded().eval().requires_grad_(False), 40
+    compiled = torch.compile(model, backend="mlc", dynamic=False, fullgraph=True)
+    before = counters["stats"]["unique_graphs"]
+    for pads in ((0, 3, 9), (5, 0, 1), (11, 11, 0)):
+        caches, start = [FixedCache(length, batch=3) for _ in range(2)], 0
+        for count in (12, 1, 1, 1):
+            tokens, positions = torch.randint(0, VOCABULARY, (3, count)), torch.arange(start, start + count)
+            mask = padded_mask(pads, positions, length, additive)
+            wanted, found = (f(tokens, positions, c, mask) for f, c in zip((model, compiled), caches, strict=True))
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+            start += count
+        torch.testing.assert_close(caches[1].keys, caches[0].keys)
+    assert counters["stats"]["unique_graphs"] - before == 2
 
 
 @pytest.mark.parametrize("cache", ["static", "dynamic"])

@@ -25,7 +25,7 @@ import torch
 
 from torch_mlc.codegen.export.library import LaunchedKernel
 from torch_mlc.codegen.kernel import ALIGNMENT
-from torch_mlc.dynamo_backend.export import function as exporting
+from torch_mlc.dynamo_backend.export import graphs as exporting
 from torch_mlc.dynamo_backend.export import kernels as exported_kernels
 from torch_mlc.ir.function.function import TensorFunction
 from torch_mlc.ir.nest.loops import Buffer
