@@ -1,4 +1,4 @@
-"""Convolutions of nets without libraries: each is a product of tiles in registers, whatever lies between two of them."""
+"""Convolutions of nets without libraries: products of tiles in registers, whatever lies between two of them."""
 
 from __future__ import annotations
 
@@ -68,9 +68,7 @@ def check(model: nn.Module, x: Tensor, dynamic: bool | None = None) -> None:
 def products(model: nn.Module, x: Tensor) -> list[Any]:
     """The kernels that multiply."""
     report = torch_mlc.explain(model.eval(), x, options=ALONE)
-    return [
-        k for k in report.graphs[0].kernels if any("convolution" in op for op in k.ops) and len(k.function.inner) > 2
-    ]
+    return [k for k in report.graphs[0].kernels if any("convolution" in op for op in k.ops) and k.function.inner]
 
 
 @pytest.mark.parametrize("between", BETWEEN)
@@ -87,6 +85,35 @@ def test_no_term_of_a_sum_asks_for_the_border(between: str) -> None:
             for v in s.values
         ]
         assert not any(isinstance(e, Select) for v in terms for e in walk(v))
+
+
+def test_images_between_have_channels_innermost() -> None:
+    report = torch_mlc.explain(Net(BETWEEN["residual"]).eval(), torch.randn(2, 3, 20, 20), options=ALONE)
+    made = [o.buffer for k in report.graphs[0].kernels for o in k.function.outputs]
+    between = [b for b in made if len(b.shape) == 4 and b.shape[1] == 32]
+    assert between and all(b.strides[1] == 1 for b in between)
+
+
+@pytest.mark.parametrize("channels", [256, 200])
+@pytest.mark.parametrize("size", [(4, 3, 3, 3), (2, 3, 4, 5), (3, 3, 7, 7), (1, 3, 2, 13)], ids=str)
+def test_small_images_of_many_channels(size: tuple[int, ...], channels: int) -> None:
+    """Panels of filters that no cache holds meet all places in blocks of terms; tiles go on in the next row."""
+    check(Net(BETWEEN["residual"], channels), torch.randn(size))
+
+
+def test_products_of_one_image_with_other_dimensions_stay_apart() -> None:
+    class Bottleneck(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.narrow, self.wide = nn.Conv2d(64, 32, 1), nn.Conv2d(64, 128, 1, stride=2)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            x = torch.relu(x)
+            return self.narrow(x), self.wide(x)
+
+    kernels = products(Bottleneck(), torch.randn(2, 64, 16, 16))
+    assert [len(k.function.inner) for k in kernels] == [1, 1]
+    assert {len(k.function.outputs) for k in kernels} == {1}
 
 
 @pytest.mark.parametrize("size", [(1, 3, 7, 13), (3, 3, 9, 2), (0, 3, 8, 8)], ids=str)
