@@ -55,7 +55,7 @@ TILES = ((8, 3), (6, 4), (7, 3), (12, 2), (10, 2), (11, 2), (9, 2), (5, 4), (16,
 SMALL_TILES = ((4, 3), (6, 2), (3, 4), (5, 2), (4, 2), (7, 1), (10, 1))
 # How many tiles are choices; bytes of the sums of all rows of a panel at most, where these wait for the next terms; the
 # part of the second-level cache that a panel of a weight has.
-MOST_TILES, MOST_SUMS, PANEL_PART_L2 = 8, 1 << 16, 2
+MOST_TILES, MOST_SUMS, PANEL_PART_L2 = 12, 3 << 14, 2
 # Multiplications under way until the first one's sum is there.
 LATENCY = 8
 # Rows of a tile of sums that an instruction adds to, and the registers of its columns, at most; and those of one row.

@@ -43,8 +43,8 @@ from .scans import prefix
 
 # Past this many bytes accumulators no longer stay in the first-level cache: the targets themselves are updated.
 _LARGEST = 1 << 15
-# The same of those that wait while others sum a part of the terms. They are on the stack.
-_LARGEST_WAITING = 1 << 17
+# The same of those that wait while others sum a part of the terms. A stack of 128 KiB has room for them and the locals.
+_LARGEST_WAITING = 3 << 15
 
 
 def begin(ctx: Context, reduced: Reduced, loop: Loop) -> list[Accumulator] | None:

@@ -57,9 +57,11 @@ def _parameters(nest: LoopNest, target: Target) -> Mapping[str, tuple[Value, ...
     hint, size = nest.symbols.hint, _size(nest)
     columns = hint(_extents(nest, roles.columns)[-1])
     rows, width = _known(nest, roles.rows), target.lanes(size)
-    tiles = register_tiles(target.machine, rows, -(-columns // width))
+    spread = _spread(nest, roles, width)
+    tiles = register_tiles(target.machine, rows, _known(nest, [spread])[0] if spread else -(-columns // width))
     (sides, vectors), many = tiles[0], hint(sympy.Mul(*_extents(nest, roles.rows)))
-    pack = packs_panels(many, columns // (vectors * width), target.machine)
+    panels = hint(_extents(nest, [spread])[0]) // vectors if spread else columns // (vectors * width)
+    pack = packs_panels(many, panels, target.machine)
     terms = hint(sympy.Mul(*(e for v, e in analyse(nest).inner if v in roles.over)))
     whole = all(extent is not None and extent % side == 0 for extent, side in zip(rows, sides, strict=True))
     panel = vectors * width * size
@@ -81,6 +83,15 @@ def _known(nest: LoopNest, over: Sequence[sympy.Symbol]) -> list[int | None]:
     return [int(e) if e.is_Integer else None for e in _extents(nest, over)]
 
 
+def _spread(nest: LoopNest, roles: DimensionRoles, lanes: int) -> sympy.Symbol | None:
+    """The dimension of the columns along which a panel has its vectors, where the last has no more than one, as an
+    image of few elements has: the one before, where it is known."""
+    if len(roles.columns) < 2:
+        return None
+    before, last = _known(nest, roles.columns)[-2:]
+    return roles.columns[-2] if last is not None and last <= lanes and before is not None else None
+
+
 def _size(nest: LoopNest) -> int:
     """Bytes of what is summed."""
     return max(u.values[0].dtype.compute.itemsize for b in analyse(nest).reductions for u in b.body)  # type: ignore[union-attr]
@@ -92,18 +103,24 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     nest = schedule.nest  # as lowering left it
     lanes, shared = target.lanes(_size(nest)), 0
     sides = tile_sides(_known(nest, roles.rows), int(params["rows"]))
+    spread = _spread(nest, roles, lanes)
     panels: list[tuple[str, str]] = []
     for name in schedule.get_blocks():
         place = ProductLoops(schedule, name)
         outer = [place.take(v) for v in (*roles.batch, *roles.columns[:-1])]
-        column, vectors, lane = _columns(schedule, place.take(roles.columns[-1]), int(params["vectors"]), lanes)
+        if spread is None:
+            column, vectors, lane = _columns(schedule, place.take(roles.columns[-1]), int(params["vectors"]), lanes)
+        else:
+            outer[-1], *inner = place.divided(outer[-1], int(params["vectors"]))
+            vectors = inner[0] if inner else ""
+            column, _, lane = _columns(schedule, place.take(roles.columns[-1]), 1, lanes)
         outer.append(column)
         tiles: list[str] = []
         rows: list[str] = []
         for v, side in zip(roles.rows, sides, strict=True):
-            tile, *inner = place.cut(v, side)
+            tile, *within = place.cut(v, side)
             tiles.append(tile)
-            rows += inner
+            rows += within
         inside = [*rows, vectors, lane]
         turned = bool(rows) and not schedule.block(name).is_reduction and _leaves_in_rows(nest, roles, name)
         if turned:

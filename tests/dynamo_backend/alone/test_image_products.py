@@ -101,6 +101,14 @@ def test_small_images_of_many_channels(size: tuple[int, ...], channels: int) -> 
     check(Net(BETWEEN["residual"], channels), torch.randn(size))
 
 
+@pytest.mark.parametrize("size", [(4, 4, 4), (3, 3, 3), (5, 2, 7), (7, 3, 4), (1, 4, 4), (2, 1, 5)], ids=str)
+def test_single_elements_of_small_images(size: tuple[int, ...]) -> None:
+    """A panel goes over several images where one is no more than a vector."""
+    batch, *image = size
+    model = nn.Sequential(nn.Conv2d(40, 52, 1), nn.ReLU(), nn.Conv2d(52, 33, 1, bias=False), nn.Sigmoid())
+    check(model, torch.randn(batch, 40, *image))
+
+
 def test_products_of_one_image_with_other_dimensions_stay_apart() -> None:
     class Bottleneck(nn.Module):
         def __init__(self) -> None:
