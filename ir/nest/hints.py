@@ -258,7 +258,8 @@ GRAIN = Hint(
 )  # fmt: skip
 CASCADE = Hint(
     "cascade", False, _LOOP, _CPU, Changes.ORDER,
-    ("codegen.llvm.loops", "codegen.llvm.reductions.integers", "scheduler.primitives.analysis.dots",
+    ("codegen.llvm.loops", "codegen.llvm.reductions.integers", "codegen.llvm.reductions.reductions",
+     "scheduler.primitives.analysis.dots",
      "scheduler.rules.cpu.contraction", "scheduler.tuning.order"),
     "Reductions sum this loop by itself before they add it to what is outside: shorter sums, smaller errors.",
     kinds=_IN_A_THREAD,

@@ -7,6 +7,9 @@ team is worth) the same serves both processors, so that no relation to their fig
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
+
 from ...ir.machine import Machine
 
 # Operations on an element from which mathematics, not memory, sets the pace.
@@ -50,6 +53,11 @@ TILE_ROWS, TILE_TERMS, TILE_LEAST, TILE_PANELS = 5, 256, 32, 128
 # Rows and vectors of such tiles, the best first, with 32 registers and with 16. Loads for a term are as many as both.
 TILES = ((8, 3), (6, 4), (7, 3), (12, 2), (10, 2), (11, 2), (9, 2), (5, 4), (16, 1), (14, 1), (24, 1))
 SMALL_TILES = ((4, 3), (6, 2), (3, 4), (5, 2), (4, 2), (7, 1), (10, 1))
+# How many tiles are choices; bytes of the sums of all rows of a panel at most, where these wait for the next terms; the
+# part of the second-level cache that a panel of a weight has.
+MOST_TILES, MOST_SUMS, PANEL_PART_L2 = 12, 3 << 14, 2
+# Multiplications under way until the first one's sum is there.
+LATENCY = 8
 # Rows of a tile of sums that an instruction adds to, and the registers of its columns, at most; and those of one row.
 DOT_ROWS, DOT_VECTORS, DOT_ALONE = 6, 4, 8
 # Words of such a product that are summed by themselves, so that errors stay small, where terms have no groups.
@@ -132,18 +140,57 @@ def product_tile(machine: Machine) -> tuple[int, int]:
     return (4, 6) if has_more_registers(machine) else (2, 5)
 
 
-def register_tiles(machine: Machine, rows: int | None, vectors: int) -> tuple[tuple[int, int], ...]:
-    """Rows and vectors of the tiles of a product, those that leave least of their last ones empty first. ``rows`` where
-    they are known; ``vectors`` are those of a row of results."""
+def register_tiles(
+    machine: Machine, rows: Sequence[int | None], vectors: int
+) -> tuple[tuple[tuple[int, ...], int], ...]:
+    """Tiles of the results of a product, the best first: how far one goes along each dimension of the ``rows``, whose
+    extents are None where they are not known, and its vectors of a row of results, of which there are ``vectors``.
+    Those are best that leave least of their last ones empty. Where the last dimension is short, as in small images, a
+    tile goes on in the others."""
     tiles = TILES if has_more_registers(machine) else SMALL_TILES
+    *others, last = rows
+    found = {((*(1 for _ in others), high), wide): _tile_cost((high,), wide, (last,), vectors) for high, wide in tiles}
+    if others and last is not None and last < max(high for high, _ in tiles):
+        for wide in {wide for _, wide in tiles}:
+            most = max(high for high, w in tiles if w == wide)
+            for sides in _sides(rows, most):
+                found.setdefault((sides, wide), _tile_cost(sides, wide, rows, vectors))
+    best = sorted(found, key=lambda tile: (found[tile], tuple(-n for n in reversed(tile[0]))))
+    return tuple(best[:MOST_TILES])
 
-    def cost(tile: tuple[int, int]) -> float:
-        high, wide = tile
-        filled = 1.0 if rows is None else rows / (-(-rows // high) * high)
-        filled *= vectors / (-(-vectors // wide) * wide)
-        return (1.0 + 0.25 * (high + wide) / (high * wide)) / filled
 
-    return tuple(sorted(tiles, key=cost))
+def tile_sides(rows: Sequence[int | None], count: int) -> tuple[int, ...]:
+    """How far a tile of ``count`` rows goes along each dimension of the rows: so that the last ones are full."""
+    alone = *(1 for _ in rows[1:]), count
+    found = [alone, *(s for s in _sides(rows, count) if math.prod(s) == count)]
+    return min(found, key=lambda s: (_tile_cost(s, 1, rows, 1), tuple(-n for n in reversed(s))))
+
+
+def _sides(rows: Sequence[int | None], most: int) -> Iterator[tuple[int, ...]]:
+    """Sides of tiles of at most so many rows."""
+    if not rows:
+        yield ()
+        return
+    *others, last = rows
+    for side in range(1, min(last or 1, most) + 1):
+        for more in _sides(others, most // side):
+            yield (*more, side)
+
+
+def _tile_cost(sides: Sequence[int], wide: int, rows: Sequence[int | None], vectors: int) -> float:
+    """What a term of a sum costs in a tile of results, in multiplications."""
+    high, filled = math.prod(sides), vectors / (-(-vectors // wide) * wide)
+    for side, extent in zip(sides, rows, strict=True):
+        filled *= 1.0 if extent is None else extent / (-(-extent // side) * side)
+    waits = max(1.0, LATENCY / (high * wide))  # for the sum that the next term is added to
+    return waits * (1.0 + 0.25 * (high + wide) / (high * wide)) / filled
+
+
+def in_blocks(machine: Machine, sums: int, panel: int) -> bool:
+    """Whether all rows meet some terms of a panel of the weight before its next ones, where their sums, and the panel,
+    have so many bytes: a panel that does not stay in the second-level cache would be read from a slower one for each
+    tile of rows."""
+    return sums <= MOST_SUMS and panel * PANEL_PART_L2 > machine.l2_bytes
 
 
 def packs_panels(rows: int, panels: int, machine: Machine) -> bool:

@@ -81,6 +81,20 @@ class FusionNode:
         return (*self.axes, *self.reduce_axes)
 
 
+def is_product(m: FusionNode) -> bool:
+    """Whether a node sums products of tensors each of which is read for all results along some axis, as a matrix is."""
+    if m.monoid is not SUM or not m.reduce_axes:
+        return False
+    value = m.values[0]
+    while isinstance(value, Cast):
+        value = value.value
+    if not isinstance(value, Call) or value.fn != "mul":
+        return False
+    kept = {a for a in m.axes if m.extents[a] != 1}
+    read = [kept & free_symbols(part) for part in value.args]
+    return len(read) == 2 and all(read) and all(side != kept for side in read)
+
+
 def fusion_node_sizes(m: FusionNode) -> set[sympy.Symbol]:
     """Every size symbol, and axis, that a node mentions."""
     found = {s for t in m.types for e in (*t.shape, *t.strides) for s in e.free_symbols}

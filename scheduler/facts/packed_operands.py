@@ -10,7 +10,7 @@ import sympy
 from ...ir.expr.dtypes import DType
 from ...ir.expr.monoid import SUM, Monoid
 from ...ir.expr.product import BYTES
-from ...ir.expr.value import Call, Cast, Expr, Load, free_symbols, is_value, loads, walk
+from ...ir.expr.value import Call, Cast, Const, Expr, Load, Select, free_symbols, is_value, loads, walk
 from ...ir.graph.graph import Compute, Graph, Reduction, Scan, TensorType
 from ...ir.target import fills_windows
 
@@ -41,7 +41,7 @@ def packed_for(
     graph: Graph,
 ) -> frozenset[str]:
     """The tensors that a sum of products reads for many terms each, and that are other tensors laid out otherwise (as
-    those lie, each vector would be gathered), or rounded to bytes."""
+    those lie, each vector would be gathered), with a border (each term would ask for it), or rounded to bytes."""
     if not isinstance(node, Reduction) or node.monoid is not SUM or not fills_windows(node.types[0].device):
         return frozenset()
     value = values[0]
@@ -57,7 +57,7 @@ def packed_for(
         if (made := nodes.get(ld.buffer)) is not None
         and made.monoid is None
         and hint(made.types[0].numel) * REUSED <= terms
-        and (_is_laid_out(made, types) or rounds(made.types[0].dtype, made.values))
+        and (_is_laid_out(made, types) or _has_border(made) or rounds(made.types[0].dtype, made.values))
     )
 
 
@@ -65,6 +65,11 @@ def rounds(dtype: DType, values: Sequence[Expr]) -> bool:
     """Whether values of a type are bytes that floats are rounded to."""
     parts = (e for v in values for e in walk(v)) if dtype in BYTES else ()
     return any(isinstance(e, Cast) and e.dtype in BYTES and e.value.dtype.is_float for e in parts)
+
+
+def _has_border(made: MadeTensor) -> bool:
+    """Whether a tensor is another one only at some of its places, and a number at the others."""
+    return any(isinstance(v, Select) and isinstance(v.if_false, Const) for v in made.values)
 
 
 def _is_laid_out(made: MadeTensor, types: Mapping[str, TensorType]) -> bool:

@@ -8,7 +8,7 @@ import sympy
 
 from ...ir.expr.value import Index, is_value
 from ..facts.domain import Binding, Direction, bind_access
-from ..facts.fusion_nodes import FusionNode
+from ..facts.fusion_nodes import FusionNode, is_product
 from . import cross, tiles
 from .group import Group
 from .reads import refuse_second_reads
@@ -23,6 +23,7 @@ def join(group: Group, m: FusionNode) -> str | None:
         return f"the kernel has {MAX_NODES} nodes already"
     binding: Binding = {}
     direction: Direction = {}
+    splits = len(group.domain.splits)
     for ld in m.loads:
         if ld.buffer in group.produced:
             reason = _bind_to_node(group, m, ld.buffer, ld.indices, binding, direction)
@@ -30,7 +31,11 @@ def join(group: Group, m: FusionNode) -> str | None:
                 return reason
     if not any(ld.buffer in group.produced for ld in m.loads):
         _bind_by_inputs(group, m, binding)
-    return _complete(group, m, binding, direction)
+    products = [n.name for n in group.nodes if is_product(n)] if is_product(m) else []
+    reason = _complete(group, m, binding, direction)
+    if reason is None and products and len(group.domain.splits) > splits:
+        return f"{m.name} and {products[0]} are products whose results have other dimensions"
+    return reason
 
 
 def rebuilt(nodes: Sequence[FusionNode], like: Group) -> Group | None:

@@ -10,7 +10,7 @@ import sympy
 
 from ....ir.expr.dtypes import DType
 from ....ir.expr.value import Load
-from ....ir.nest.hints import CHAIN
+from ....ir.nest.hints import CASCADE, CHAIN
 from ....ir.nest.loops import AxisKind, Block, Bound, Loop, LoopKind, Update
 from ...kernel import EmitError
 from ..functions.functions import apply
@@ -43,6 +43,8 @@ from .scans import prefix
 
 # Past this many bytes accumulators no longer stay in the first-level cache: the targets themselves are updated.
 _LARGEST = 1 << 15
+# The same of those that wait while others sum a part of the terms. A stack of 128 KiB has room for them and the locals.
+_LARGEST_WAITING = 3 << 15
 
 
 def begin(ctx: Context, reduced: Reduced, loop: Loop) -> list[Accumulator] | None:
@@ -75,7 +77,9 @@ def begin(ctx: Context, reduced: Reduced, loop: Loop) -> list[Accumulator] | Non
                 reduced.block, statement, (), tuple(dims), reduced.vars, across, vector, values=values, factor=factor,
                 first=first,
             )  # fmt: skip
-            if acc.size * max(lanes, 1) * 8 * len(varies) > _LARGEST:
+            if acc.size * max(lanes, 1) * 8 * len(varies) > (
+                _LARGEST_WAITING if _wait(inside, dims, reduced) else _LARGEST
+            ):
                 return None
             slots = [
                 make_slot(ctx, acc.size, value.dtype, lanes if v else 0)
@@ -86,6 +90,12 @@ def begin(ctx: Context, reduced: Reduced, loop: Loop) -> list[Accumulator] | Non
             ctx.accumulators[reduced.block.name, k] = acc
             result.append(acc)
     return result
+
+
+def _wait(inside: tuple[Loop, ...], dims: list[Loop], reduced: Reduced) -> bool:
+    """Whether only some accumulators at a time are added to, by a loop that sums by itself."""
+    alone = next((k for k, lp in enumerate(inside) if CASCADE.of(lp) and lp.var in reduced.vars), 0)
+    return any(lp is d for lp in inside[:alone] for d in dims)
 
 
 def _is_interleaved(loop: Loop, reduced: Reduced) -> bool:
@@ -111,12 +121,12 @@ def begin_cascade(ctx: Context, reduced: Reduced, loop: Loop) -> list[tuple[Accu
             or any(s.lanes != outer.lanes for s in outer.slots)
         ):
             continue
-        if {d.var for d in outer.dims} - {lp.var for lp in reduced.path[reduced.path.index(loop) :]}:
-            continue  # a loop between selects among the accumulators
         inside = reduced.path[reduced.path.index(loop) :]
+        # A loop between selects among the accumulators outside: those of one of its iterations are needed here.
+        dims = tuple(d for d in outer.dims if any(d.var == lp.var for lp in inside))
         own, factor = factored(reduced.block, statement.monoid, outer.values, loop, inside)
-        slots = tuple(make_slot(ctx, outer.size, s.dtype, s.lanes) for s in outer.slots)
-        inner = replace(outer, slots=slots, nested=True, values=own, factor=factor)
+        inner = replace(outer, dims=dims, nested=True, values=own, factor=factor)
+        inner = replace(inner, slots=tuple(make_slot(ctx, inner.size, s.dtype, s.lanes) for s in outer.slots))
         inner = with_integers(ctx, reduced, inner, inside)
         clear(ctx, inner)
         ctx.accumulators[reduced.block.name, k] = inner
@@ -164,17 +174,17 @@ def finish_cascade(ctx: Context, outer: Accumulator, inner: Accumulator) -> None
     for key, value in ctx.accumulators.items():
         if value is inner:
             ctx.accumulators[key] = outer
-    if inner.factor is None and not inner.whole:
+    if inner.factor is None and not inner.whole and len(inner.dims) == len(outer.dims):
         for k in range(outer.size):
-            _join(ctx, outer, inner, str(k))
+            _join(ctx, outer, inner, str(k), str(k))
         return
     with _at_targets(ctx, inner):
-        _join_dims(ctx, outer, inner, list(outer.dims))
+        _join_dims(ctx, outer, inner, list(inner.dims))
 
 
 def _join_dims(ctx: Context, outer: Accumulator, inner: Accumulator, dims: list[Loop]) -> None:
     if not dims:
-        _join(ctx, outer, inner, position(ctx, outer))
+        _join(ctx, outer, inner, position(ctx, outer), position(ctx, inner))
         return
     with _each(ctx, dims[0]) as positions:
         for value in positions:
@@ -182,9 +192,9 @@ def _join_dims(ctx: Context, outer: Accumulator, inner: Accumulator, dims: list[
             _join_dims(ctx, outer, inner, dims[1:])
 
 
-def _join(ctx: Context, outer: Accumulator, inner: Accumulator, index: str) -> None:
+def _join(ctx: Context, outer: Accumulator, inner: Accumulator, index: str, own: str) -> None:
     x = [read(ctx, slot, index) for slot in outer.slots]
-    y = _whole(ctx, inner, gathered(ctx, inner, index))
+    y = _whole(ctx, inner, gathered(ctx, inner, own))
     for slot, value in zip(outer.slots, combined(ctx, outer.update, x, y), strict=True):
         ctx.b.line(f"store {ctx.b.splat(value, slot.lanes)}, ptr {element(ctx, slot, index)}")
 

@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 import sympy
 
-from ....ir.expr.value import Load
+from ....ir.expr.value import Load, loads
 from ....ir.graph.effects import CONVOLUTIONS
 from ....ir.graph.facts import names_in
 from ....ir.graph.graph import Compute, Graph, Input, Library, Node, Origin, Reduction, Ref, TensorType, View, uses
@@ -36,6 +36,8 @@ RANK = 4
 _PLAIN, _LAST = "plain", "channels last"
 # An image, or by its result a convolution: what is in one layout or the other.
 Vertex: TypeAlias = tuple[str, str]
+# The layout of what products of ours read and make.
+_INNERMOST: Vertex = (_LAST, "layout")
 
 
 def convert_layouts(graph: Graph, context: PassContext = USUAL) -> Graph:
@@ -43,9 +45,11 @@ def convert_layouts(graph: Graph, context: PassContext = USUAL) -> Graph:
     types = graph.types()
     found = {n.names[0]: c for n in graph.nodes if (c := _candidate(n, types, context.target_of)) is not None}
     gains = any(_cost(c, graph, context.target_of) < 0 for c in found.values())
-    if not gains and not any(_is_last(n) for n in graph.nodes) and (context.decider is None or not found):
+    copies = {n.names[0]: source for n in graph.nodes if (source := _copied(n, types, context.target_of))}
+    forced = bool(copies) or any(_is_last(n) for n in graph.nodes)
+    if not gains and not forced and (context.decider is None or not found):
         return graph
-    seen = _Images(graph, types, found, context.target_of)
+    seen = _Images(graph, types, found, copies, context.target_of)
     images, calls = _decided(seen, context)
     changes = calls or any(_layout(types[name]) is _PLAIN for name in images)
     return _written(seen, images, calls) if changes else graph
@@ -93,6 +97,25 @@ def _is_last(node: Node) -> bool:
     return isinstance(node, Library) and node.target in CONVOLUTIONS
 
 
+def _copied(node: Node, types: Mapping[str, TensorType], target_of: TargetOf) -> str:
+    """The image that a loop copies with its channels innermost, for a product of ours, whatever layout it has; "" where
+    it does nothing of the kind."""
+    if not isinstance(node, Compute) or len(node.axes) != RANK or _layout(node.type) is not _PLAIN:
+        return ""
+    if target_of(node.type.device).machine.calls_libraries:
+        return ""
+    read = list(loads(node.value))
+    if len(read) != 1 or read[0].indices[1:2] != (node.axes[-1],) or _layout(types[read[0].buffer]) is None:
+        return ""
+    return read[0].buffer
+
+
+def _sums_channels(node: Reduction, types: Mapping[str, TensorType]) -> bool:
+    """Whether a sum goes over the channels of images, or of their copies: a product, which reads them as they lie."""
+    read = [ld for v in node.values for ld in loads(v) if len(types[ld.buffer].shape) == RANK]
+    return any(ld.indices[k] in node.reduce_axes for ld in read for k in (1, -1)) and len(read) > 1
+
+
 def is_same(view: View, types: Mapping[str, TensorType]) -> bool:
     """Whether a view is its source under another name: what one element of several results is, a concat of one part."""
     source = types[view.source]
@@ -120,16 +143,18 @@ def _cost(c: Convolution, graph: Graph, target_of: TargetOf) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Images:
-    """The images of a graph and the convolutions that may change, and what it costs where two of them differ."""
+    """The images of a graph and the convolutions that may change, and what it costs where two of them differ.
+    ``copies`` are those with channels innermost that products of ours read, and what each is a copy of."""
 
     graph: Graph
     types: Mapping[str, TensorType]
     found: Mapping[str, Convolution]
+    copies: Mapping[str, str]
     target_of: TargetOf
 
     def time(self, images: frozenset[str], calls: frozenset[str]) -> float:
         """Nanoseconds that convolutions and transpositions take more than where all stays plain and costs nothing."""
-        changed = {(n, "image") for n in images} | {(n, "call") for n in calls}
+        changed: set[Vertex] = {(n, "image") for n in images} | {(n, "call") for n in calls} | {_INNERMOST}
         time = sum(_cost(self.found[n], self.graph, self.target_of) for n in calls)
         return time + sum(cost for a, b, cost in self.ties() if (a in changed) is not (b in changed))
 
@@ -141,6 +166,7 @@ class _Images:
         # What a cut leaves on the source's side changes: of all the cheapest ones, the least.
         net = networkx.Graph()
         net.add_nodes_from((_LAST, _PLAIN))
+        net.add_edge(_INNERMOST, _LAST)
         for name in self.pinned():
             net.add_edge((name, "image"), _layout(self.types[name]))  # no capacity stands for an infinite one
         for one, other, cost in self.ties():
@@ -152,7 +178,7 @@ class _Images:
                 net.add_edge((name, "call"), _LAST)
             else:
                 net.add_edge((name, "call"), _PLAIN if cost > 0 else _LAST, capacity=abs(cost))
-        changed = networkx.minimum_cut(net, _LAST, _PLAIN)[1][0] - {_LAST}
+        changed = networkx.minimum_cut(net, _LAST, _PLAIN)[1][0] - {_LAST, _INNERMOST}
         by_kind = {kind: frozenset(name for name, k in changed if k == kind) for kind in ("image", "call")}
         return by_kind["image"], by_kind["call"]
 
@@ -162,6 +188,10 @@ class _Images:
         names.update(o for o in self.graph.outputs if isinstance(o, str))
         for node in self.graph.nodes:
             match node:
+                case Compute() if node.name in self.copies:
+                    names.add(node.name)
+                case Reduction() if self.copies and _sums_channels(node, self.types):
+                    names.update(node.names, uses(node))
                 case Compute() | Reduction():
                     pass
                 case View() if is_same(node, self.types):
@@ -182,6 +212,9 @@ class _Images:
             elif isinstance(node, View) and is_same(node, self.types):
                 if _layout(node.type) is not None:
                     yield (node.source, "image"), (node.name, "image"), math.inf
+            elif node.names[0] in self.copies:
+                source = self.copies[node.names[0]]
+                yield (source, "image"), _INNERMOST, self.transposition(source)
             elif isinstance(node, (Compute, Reduction)) and _layout(self.types[node.names[0]]) is not None:
                 for name in uses(node):
                     if _layout(self.types[name]) is not None:
