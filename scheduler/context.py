@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+from ..ir.graph.graph import Graph
 from ..ir.passes import Setting
 from ..ir.target import TargetOf, usual_target
 from .decisions import Alternative, Decider
@@ -17,7 +18,8 @@ class PassContext:
     ("cuda:0") is; ``given`` are inputs whose memory goes when they are read last. ``copy_streams``: copies between
     devices may run beside calls, on streams of their own. ``tables``: a launch may read of a table what it works on,
     which on a GPU a host program of torch's process fills. ``decider`` is who is asked about decisions; without one the
-    cost model's stand.
+    cost model's stand. ``fused_time`` says how long a graph takes once what follows substitution is done to it, and it
+    is fused; without it estimates choose among graphs.
     """
 
     numerics: Numerics = "fast"
@@ -26,6 +28,7 @@ class PassContext:
     copy_streams: bool = True
     tables: bool = True
     decider: Decider | None = field(default=None, repr=False)
+    fused_time: Callable[[Graph, PassContext], float] | None = field(default=None, repr=False)
 
     @property
     def fast(self) -> bool:
