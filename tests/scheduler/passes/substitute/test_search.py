@@ -231,8 +231,8 @@ def test_no_more_is_fused_than_the_budget_allows() -> None:
 def test_what_fuses_better_moves_less() -> None:
     """Two ways to the logits of the last token: that of the better estimate would make the norm of every token."""
     report = torch_mlc.explain(last_logits, *LAST, options={"cache": False})
-    head, tokens = 128 * 500 * 4, 8 * 64 * 128 * 4
-    assert report.graphs[0].moved < tokens + head and sum(c.calls for c in report.graphs[0].libraries) <= 1
+    tokens = 8 * 64 * 128 * 4
+    assert report.graphs[0].moved < tokens
 
 
 def test_a_part_of_a_tensor_counts_as_that_part() -> None:
