@@ -37,6 +37,7 @@ from ...scheduler.schedule.trace import Trace
 from ...scheduler.tuning.database import Database, Record, Similar
 from ...scheduler.tuning.database.shipped import FOLDER, Shipped
 from ...scheduler.tuning.database.verify import replayed
+from ...scheduler.tuning.features import about_workload
 from ...scheduler.tuning.measurer import Measurer, MeasuringError
 from ...scheduler.tuning.model_choice import SEEDS, ChoosingRanker, chosen_by_model
 from ...scheduler.tuning.ranker import Of, RankerError, shipped_rankers
