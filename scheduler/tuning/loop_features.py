@@ -212,10 +212,11 @@ def _registers(found: NestMeasures, target: Target) -> dict[str, float]:
 def _hints(nest: LoopNest, loops: list[Loop]) -> dict[str, float]:
     """The greatest value of each hint that a nest or a loop has: 0 where nobody says one."""
     found = {f"hint.{name}": 0.0 for name in NUMBERS}
-    places: list[Annotated] = [n for n in (nest, *loops) if n.annotations]
-    for name in NUMBERS if places else ():
+    places: tuple[Annotated, ...] = (nest, *loops)
+    said = [n for n in places if n.annotations]
+    for name in NUMBERS if said else ():
         hint = HINTS[name]
-        for node in places:
+        for node in said:
             value = hint.found(node)
             if isinstance(value, (bool, int)):
                 found[f"hint.{name}"] = max(found[f"hint.{name}"], _log(float(value)))

@@ -21,7 +21,7 @@ from ....scheduler.decisions import Alternative
 from ...tracing.hints import hint_of
 from ..context import AtenContext
 from ..write import NodeWriter, tidy
-from .known import is_view, known_of, memories
+from .known import is_view, known_of, memories, unwritten
 from .part import FOR
 from .weight_products import WeightProduct, is_memory, weight_product
 from .worth import Worth
@@ -68,8 +68,10 @@ def fold_scales(gm: fx.GraphModule, context: AtenContext) -> int:
         if found is not None:
             groups.setdefault(found.rows, []).append(found)
     done, written = 0, False
+    # Rows are read by the products then, which stand behind what may write them.
+    still = unwritten(graph, [g[0].plain for g in groups.values() if g[0].plain is not None])
     for group in groups.values():
-        if _pays(group, context):
+        if (group[0].plain is None or group[0].plain in still) and _pays(group, context):
             written = True
             done += _folded(graph, group, context)
     if written:
@@ -93,9 +95,11 @@ def _scaled_rows(node: fx.Node, known: set[fx.Node], worth: Worth) -> ScaledRows
         return None
     scale, shift, plain, norm = parts
     width = value.shape[-1]
+    if not isinstance(width, int):
+        return None
     if not all(p is None or (p in known and _is_row(p, width, value.dtype)) for p in (scale, shift)):
         return None
-    products = tuple(_products(node, known, ()))
+    products = tuple(_products(node, width, known, ()))
     if not products or not all(p is not None and is_memory(p[0].weight, worth) for p in products):
         return None
     return ScaledRows(node, scale, shift, plain, norm, products)  # type: ignore[arg-type]
@@ -143,24 +147,29 @@ def _sides(node: fx.Node, known: set[fx.Node]) -> tuple[fx.Node, fx.Node] | None
     return None
 
 
-def _is_row(node: fx.Node, width: Any, dtype: torch.dtype) -> bool:
+def _is_row(node: fx.Node, width: int, dtype: torch.dtype) -> bool:
     """Whether a tensor is one row of elements of a type, whatever else its dimensions are."""
     value = node.meta["val"]
     return value.dtype is dtype and value.dim() > 0 and value.shape[-1] == width == value.numel()
 
 
 def _products(
-    node: fx.Node, known: set[fx.Node], views: tuple[fx.Node, ...]
+    node: fx.Node, width: int, known: set[fx.Node], views: tuple[fx.Node, ...]
 ) -> Iterator[tuple[WeightProduct, tuple[fx.Node, ...]] | None]:
     """The products that read a node, through views that leave rows as they are; None for each other reader."""
     for user in node.users:
         product = weight_product(user, known)
         if product is not None and product.x is node:
             yield product, views
-        elif user.target in _VIEWS and user.users and user.meta["val"].shape[-1] == node.meta["val"].shape[-1]:
-            yield from _products(user, known, (*views, user))
+        elif user.target in _VIEWS and user.users and _keeps_rows(user, width):
+            yield from _products(user, width, known, (*views, user))
         else:
             yield None
+
+
+def _keeps_rows(view: fx.Node, width: int) -> bool:
+    shape = view.meta["val"].shape
+    return bool(shape) and isinstance(shape[-1], int) and shape[-1] == width
 
 
 # --- what it saves ----------------------------------------------------------------------------------------------------

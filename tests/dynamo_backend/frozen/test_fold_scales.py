@@ -196,6 +196,22 @@ def test_a_factor_of_rows_is_none_of_columns() -> None:
     assert folding.fold_scales(gm, AtenContext(Options(), frozen=frozenset(("w_1",)))) == 0  # the scale may change
 
 
+@pytest.mark.usefixtures("whatever_it_costs")
+def test_rows_that_are_written_before_they_are_multiplied_stay() -> None:
+    def written(x: Tensor, g: Tensor, w: Tensor) -> Tensor:
+        y = x * g
+        x.add_(1)
+        return y @ w
+
+    def of_a_view(x: Tensor, g: Tensor, w: Tensor) -> Tensor:
+        y = x.view(-1, 4) * g
+        x.add_(1)
+        return y @ w
+
+    for program in (written, of_a_view):
+        assert folded(program, ((3, 4), (4,), (4, 5)))[1] == 0
+
+
 class Twin(nn.Module):
     """Two norms of one input, each in front of a product, whose results are added."""
 
