@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+from ..ir.graph.graph import Graph
 from ..ir.passes import Setting
 from ..ir.target import TargetOf, usual_target
 from .decisions import Alternative, Decider
@@ -18,6 +19,8 @@ class PassContext:
     written over then, for the program has that memory alone. ``copy_streams``: copies between devices may run beside
     calls, on streams of their own. ``tables``: a launch may read of a table what it works on, which on a GPU a host
     program of torch's process fills. ``decider`` is who is asked about decisions; without one the cost model's stand.
+    ``fused_time`` says how long a graph takes once what follows substitution is done to it, and it is fused; without it
+    estimates choose among graphs.
     """
 
     numerics: Numerics = "fast"
@@ -27,6 +30,7 @@ class PassContext:
     tables: bool = True
     decider: Decider | None = field(default=None, repr=False)
     owned: Collection[str] = ()
+    fused_time: Callable[[Graph, PassContext], float] | None = field(default=None, repr=False)
 
     @property
     def fast(self) -> bool:

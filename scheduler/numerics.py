@@ -26,14 +26,14 @@ REWRITE = "rewrite"
 # Those that eager's numerics leave out as a whole …
 FAST_REWRITES = (
     "unshift_softmax", "write_sinks", "unite_softmax", "renormalize", "recompute_scores", "merge_products",
-    "fold_batch_norms", "pack_weights", "pack_convolutions", "begin_scatters", "collapse_one_hot",
+    "fold_batch_norms", "fold_scales", "pack_weights", "pack_convolutions", "begin_scatters", "collapse_one_hot",
     "rewrite_attention", "rewrite_logsumexp",
 )  # fmt: skip
 # … and those that it does not, or not all of.
 OTHER_REWRITES = ("chunk_losses", "decompose_log_softmax", "join_products", "substitute", "multiply_by_onednn")
 REWRITES = (*FAST_REWRITES, *OTHER_REWRITES)
 # Those over ATen graphs, which put other nodes in the place of what an entry for an op would name.
-ATEN_REWRITES = (*FAST_REWRITES[:9], *OTHER_REWRITES[:3])
+ATEN_REWRITES = (*FAST_REWRITES[:10], *OTHER_REWRITES[:3])
 KINDS = (REWRITE, *KEPT)
 
 _KEY = re.compile(r"([a-z]+):([^@]+)(?:@(.*))?")

@@ -14,6 +14,7 @@ from .batch_norm import forget_running_statistics, renormalize
 from .complex.views import join_parts
 from .context import ATEN, FAST, FROZEN, HAS_METADATA, AtenContext, OnGraph
 from .frozen.fold_batch_norms import fold_batch_norms
+from .frozen.fold_scales import fold_scales
 from .frozen.join_products import join_products
 from .frozen.literals import write_literals
 from .frozen.pack_convolutions import pack_convolutions
@@ -77,6 +78,7 @@ FROZEN_PASSES: AtenPasses = (
     Pass("eliminate_dead_nodes", ATEN, OnGraph(eliminate_dead_nodes), needs=(FROZEN,), leaves=(NO_DEAD,)),
     Pass("share_nodes", ATEN, OnGraph(share_nodes), needs=(FROZEN, NO_DEAD)),
     Pass("fold_batch_norms", ATEN, fold_batch_norms, needs=(FAST, FROZEN)),
+    Pass("fold_scales", ATEN, fold_scales, needs=(FAST, FROZEN)),
     Pass("join_products", ATEN, join_products, needs=(FROZEN,)),
     Pass("pack_weights", ATEN, pack_weights, needs=(FAST, FROZEN)),
     Pass("pack_convolutions", ATEN, pack_convolutions, needs=(FAST, FROZEN)),

@@ -10,12 +10,13 @@ from typing import Any
 from ...codegen.host.steps.program import HostProgram
 from ...ir.function.function import TensorFunction
 from ...ir.graph.graph import Graph
-from ...ir.passes import Pass, Plain, Runner
-from ...ir.target import Target
+from ...ir.passes import Pass, Plain, Runner, run_passes
+from ...ir.target import Target, has_kernels
 from ...runtime.settings.options import Options
 from ...runtime.targets import target_for
 from ...scheduler import calls, passes
 from ...scheduler.context import PassContext
+from ...scheduler.cost.begun import Times
 from ...scheduler.decisions import Decider
 from ...scheduler.functions import lower
 from ...scheduler.functions.context import FunctionContext
@@ -110,7 +111,21 @@ def context_of(
 ) -> PassContext:
     """What passes over graphs and calls may ask of a compilation."""
     target_of = cache(partial(_target_of, options))
-    return PassContext(options.numerics, target_of, given, options.copy_streams, tables, decider, owned)
+    return PassContext(options.numerics, target_of, given, options.copy_streams, tables, decider, owned, fused_time)
+
+
+def fused_time(graph: Graph, context: PassContext) -> float:
+    """Nanoseconds of a graph of which products may have been substituted, with all that follows done to it, and fused:
+    of kernels and calls by what they move and multiply. Nobody is asked about decisions."""
+    own = pass_lists()
+    alone = replace(context, decider=None, fused_time=None)
+    behind = [p.name for p in own.graph].index("substitute") + 1
+    fused = run_passes(own.fuse, Fusion(run_passes(own.graph[behind:], graph, alone)), alone)
+    types = fused.graph.types()
+    machines = {t.device: context.target_of(t.device).machine for t in types.values() if has_kernels(t.device)}
+    usual = next(iter(machines.values()), context.target_of("cpu").machine)
+    times = Times(fused.graph, {**fused.functions, **fused.given}, usual, machines)
+    return sum(map(times.of, fused.graph.nodes))
 
 
 def _target_of(options: Options, device: str) -> Target:

@@ -37,8 +37,9 @@ from ...scheduler.schedule.trace import Trace
 from ...scheduler.tuning.database import Database, Record, Similar
 from ...scheduler.tuning.database.shipped import FOLDER, Shipped
 from ...scheduler.tuning.database.verify import replayed
+from ...scheduler.tuning.features import about_workload
 from ...scheduler.tuning.measurer import Measurer, MeasuringError
-from ...scheduler.tuning.model_choice import ChoosingRanker, chosen_by_model
+from ...scheduler.tuning.model_choice import SEEDS, ChoosingRanker, chosen_by_model
 from ...scheduler.tuning.ranker import Of, RankerError, shipped_rankers
 from ...scheduler.tuning.search import Search, SearchResult
 from ...scheduler.tuning.seeds import seeds, workload_of
@@ -266,9 +267,9 @@ class Tuning:
         """What came with the package of similar nests: of that the model may take, since it is the same everywhere."""
         if not self.shipped.has_any:
             return []
-        workload = workload_of(space.nest)
+        workload = workload_of(space.nest, about_workload(space))
         found = (Similar.of(row) for row in self.shipped.similar(workload))
-        return seeds(space, workload, [s for s in found if s is not None])
+        return seeds(space, workload, [s for s in found if s is not None], SEEDS)
 
     def _search(
         self, nest: LoopNest, target: Target, measurer: Measurer, predicts: bool, progress: TuneProgress

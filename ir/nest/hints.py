@@ -78,8 +78,11 @@ class Hint(Generic[T]):
 
     def found(self, node: Annotated, buffer: str = "") -> T | None:
         """What a nest, loop or block says; None where it says nothing."""
+        said = node.annotations
+        if not said:
+            return None
         key = self.key(buffer) if self.of_buffer else self.name
-        return cast("T | None", next((v for k, v in node.annotations if k == key), None))
+        return cast("T | None", next((v for k, v in said if k == key), None))
 
     def of(self, node: Annotated, buffer: str = "") -> T:
         """What holds for a nest, loop or block."""

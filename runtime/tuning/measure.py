@@ -157,6 +157,8 @@ class Bench:
         self._device = device
         self._arguments: Arguments | None = None
         self._expected: tuple[torch.Tensor, ...] | None = None
+        # By output, how far a result may be from what is expected; known once one differs in a bit.
+        self._margins: dict[int, float] = {}
         # What the outputs hold before a run: an update in place reads it.
         self._before: tuple[torch.Tensor, ...] = ()
         self._rng = random.Random(0)
@@ -183,7 +185,12 @@ class Bench:
             self._expected = tuple(o.clone() for o in outputs)
             return
         for k, (have, want) in enumerate(zip(outputs, self._expected, strict=True)):
-            if not torch.allclose(have, want, rtol=2e-2, atol=2e-2 * scale_of(want), equal_nan=True):
+            # Most candidates give the same bits, which takes one pass to see and not a dozen.
+            if torch.equal(have, want):
+                continue
+            if k not in self._margins:
+                self._margins[k] = 2e-2 * scale_of(want)
+            if not torch.allclose(have, want, rtol=2e-2, atol=self._margins[k], equal_nan=True):
                 raise MeasureError(f"output {k} differs from the default schedule's", Verdict.WRONG)
 
 

@@ -72,6 +72,26 @@ def joint_pays(sizes: Sequence[tuple[int, int, int]], itemsize: int, target: Tar
     return spared >= NOTICED * max(read / machine.bandwidth, flops / machine.matmul)
 
 
+def folded_times(
+    sizes: Sequence[tuple[int, int, int]], passes: int, itemsize: int, target: Target
+) -> tuple[float, float]:
+    """Nanoseconds of products of sizes (rows, inner, columns) that read the same rows, with a scale of their columns
+    folded into the weights, and with rows scaled at each call, for which they are written ``passes`` times. What a
+    kernel does to rows that it makes anyway, as a norm does, costs nothing beside making them."""
+    machine = target.machine
+    flops = sum(2.0 * m * k * n for m, k, n in sizes)
+    read = sum(k * n for _, k, n in sizes) * itemsize
+    products = max(read / machine.bandwidth, flops / machine.matmul)
+    rows, inner, _ = sizes[0]
+    return products, products + passes * rows * inner * itemsize / machine.bandwidth
+
+
+def folding_pays(folded: float, apart: float, target: Target) -> bool:
+    """Whether the time of passes that are spared is worth a copy of the weights. On GPUs rows are scaled where a
+    product reads them."""
+    return is_for_libraries(target) and apart - folded >= NOTICED * apart
+
+
 def packed_pays(rows: int, inner: int, columns: int, itemsize: int, target: Target) -> bool:
     """Whether a product of ``rows`` rows is faster with its weight in a library's own layout than with the plain one,
     which BLAS or oneDNN puts in order at each call. A single row of float32 it multiplies by the weight as it lies."""
@@ -112,6 +132,8 @@ def table_pays(steps: int, size: int, elements: int, target: Target) -> bool:
 
 
 __all__ = [
+    "folded_times",
+    "folding_pays",
     "is_for_libraries",
     "joint_pays",
     "packed_filters_pay",

@@ -60,6 +60,9 @@ class TraceEdit:
 
 def arranged(edits: Iterable[TraceEdit]) -> tuple[TraceEdit, ...]:
     """Edits in the order in which they are applied, one a place: the last of several."""
+    edits = tuple(edits)
+    if len(edits) < 2:
+        return edits
     places = {(e.kind, e.at): e for e in edits}
     return tuple(sorted(places.values(), key=lambda e: (_RANK[e.kind], e.at)))
 

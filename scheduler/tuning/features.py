@@ -17,13 +17,13 @@ import sympy
 from ...ir.expr.dtypes import DType
 from ...ir.expr.value import is_value
 from ...ir.nest.hints import HINTS
-from ...ir.nest.loops import Update
+from ...ir.nest.loops import LoopNest, Update
 from ...ir.target import Target
 from ..cost.cpu_kernels import LINE
 from ..schedule.schedule import Schedule
 from .edits import KINDS
 from .loop_features import LOOP_FEATURES, NUMBERS, base_features, loop_features
-from .measures import CLASSES, NestMeasures, lines, measured
+from .measures import CLASSES, NestMeasures, measured
 from .space import Draft, Space
 
 FEATURES_VERSION = 3
@@ -112,20 +112,32 @@ def draft_features(space: Space, drafts: Sequence[Draft]) -> Array:
 
 def nest_features(space: Space, schedule: Schedule) -> Array:
     """Features of a scheduled nest of a space: float32 of shape ``[len(NEST_FEATURES)]``."""
-    default: Array | None = space.memo.get("default")
+    default: tuple[LoopNest, Array] | None = space.memo.get("default")
     if default is None:
         made = space.replayed(space.default())
         assert made is not None, "the default applies always"
-        default = space.memo["default"] = _row(LOOP_FEATURES, loop_features(measured(made.nest), space.target))
-    loops = _row(LOOP_FEATURES, loop_features(measured(schedule.nest), space.target))
-    return np.concatenate([_of_space(space), loops, loops - default])
+        default = space.memo["default"] = made.nest, _loops(space, made.nest)
+    loops = default[1] if schedule.nest is default[0] else _loops(space, schedule.nest)
+    return np.concatenate([_of_space(space), loops, loops - default[1]])
+
+
+def _loops(space: Space, nest: LoopNest) -> Array:
+    return _row(LOOP_FEATURES, loop_features(measured(nest), space.target))
+
+
+def about_workload(space: Space) -> Mapping[str, float]:
+    """``workload_features`` of a space's nest, which are computed once."""
+    found: Mapping[str, float] | None = space.memo.get("workload")
+    if found is None:
+        found = space.memo["workload"] = workload_features(measured(space.nest))
+    return found
 
 
 def _of_space(space: Space) -> Array:
     """What all drafts, and all schedules, of a space have in common."""
     fixed: Array | None = space.memo.get("features")
     if fixed is None:
-        about = {**workload_features(measured(space.nest)), **target_features(space.target)}
+        about = {**about_workload(space), **target_features(space.target)}
         fixed = space.memo["features"] = _row((*WORKLOAD, *TARGET), about)
     return fixed
 
@@ -162,7 +174,7 @@ def workload_features(found: NestMeasures) -> dict[str, float]:
     touched = {r.buffer: 0.0 for w in works for r in w.references}
     for w in works:
         for r in w.references:
-            bytes_ = min(size[r.buffer], LINE * lines(r, w.extents, w.extents))
+            bytes_ = min(size[r.buffer], LINE * found.lines(w, r))
             touched[r.buffer] = max(touched[r.buffer], bytes_)
     written = {a.buffer for w in works for a in w.block.writes}
     local = {b.name for b in nest.locals}

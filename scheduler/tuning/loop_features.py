@@ -10,7 +10,7 @@ from ...ir.nest.hints import HINTS, Annotated, Changes
 from ...ir.nest.loops import BLOCK_KINDS, Block, Loop, LoopKind, LoopNest, Scope, Store, Update, walk_nodes
 from ...ir.target import Target
 from ..cost.cpu_kernels import LINE
-from .measures import BlockWork, NestMeasures, Reference, elements, lines
+from .measures import BlockWork, NestMeasures, Reference, elements
 
 # How many of the largest buffers, and of the innermost loops, are told of.
 BUFFERS, DEPTHS = 5, 4
@@ -212,10 +212,11 @@ def _registers(found: NestMeasures, target: Target) -> dict[str, float]:
 def _hints(nest: LoopNest, loops: list[Loop]) -> dict[str, float]:
     """The greatest value of each hint that a nest or a loop has: 0 where nobody says one."""
     found = {f"hint.{name}": 0.0 for name in NUMBERS}
-    for name in NUMBERS:
+    places: tuple[Annotated, ...] = (nest, *loops)
+    said = [n for n in places if n.annotations]
+    for name in NUMBERS if said else ():
         hint = HINTS[name]
-        places: tuple[Annotated, ...] = (nest, *loops)
-        for node in places:
+        for node in said:
             value = hint.found(node)
             if isinstance(value, (bool, int)):
                 found[f"hint.{name}"] = max(found[f"hint.{name}"], _log(float(value)))
@@ -246,7 +247,7 @@ def _buffers(found: NestMeasures) -> dict[str, float]:
         lane = next((lp.var.name for lp in reversed(w.path) if lp.kind in tiles), None)
         serial = next((lp.var.name for lp in reversed(w.path) if lp.kind in _ONE), None)
         values |= {
-            f"buffer.{k}.bytes": _log(unique), f"buffer.{k}.lines": _log(lines(r, w.extents, w.extents)),
+            f"buffer.{k}.bytes": _log(unique), f"buffer.{k}.lines": _log(found.lines(w, r)),
             f"buffer.{k}.accessed": _log(accessed),
             f"buffer.{k}.lane": _stride(r, lane), f"buffer.{k}.stride": _stride(r, serial),
             f"buffer.{k}.reuse": _log(accessed / max(unique, 1.0)), f"buffer.{k}.distance": _distance(found, w, r),
@@ -268,7 +269,7 @@ def _distance(found: NestMeasures, w: BlockWork, r: Reference) -> float:
     """Bytes touched between two visits of an element, as a logarithm: what its innermost loop of reuse holds."""
     for lp in reversed(w.path):
         if w.extents[lp.var.name] > 1 and not r.steps.get(lp.var.name, 0.0):
-            return _log(sum(found.touched(found.inside(lp)).values()))
+            return _log(found.held(lp))
     return _FAR
 
 
@@ -302,7 +303,7 @@ def traffic_past(found: NestMeasures, cache: int) -> Iterator[float]:
             times, fits = 1.0, True
             for lp in reversed(w.path):
                 if fits and w.extents[lp.var.name] > 1 and not r.steps.get(lp.var.name, 0.0):
-                    fits = sum(found.touched(found.inside(lp)).values()) <= cache
+                    fits = found.held(lp) <= cache
                 if not fits and not r.steps.get(lp.var.name, 0.0):
                     times *= w.extents[lp.var.name]
-            yield times * LINE * lines(r, w.extents, w.extents)
+            yield times * LINE * found.lines(w, r)

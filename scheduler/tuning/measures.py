@@ -113,7 +113,12 @@ class NestMeasures:
 
     nest: LoopNest
     works: tuple[BlockWork, ...]
+    # What is asked again and again: bytes by loops, the loops in each, what they touch, and lines by the identity of
+    # references.
     _touched: dict[tuple[str, ...], dict[str, float]] = field(default_factory=dict)
+    _inside: dict[str, frozenset[str]] = field(default_factory=dict)
+    _held: dict[str, float] = field(default_factory=dict)
+    _lines: dict[int, float] = field(default_factory=dict)
 
     def touched(self, loops: frozenset[str]) -> dict[str, float]:
         """Bytes of each buffer that the given loops touch together, in whole lines, all others standing still."""
@@ -128,8 +133,28 @@ class NestMeasures:
             self._touched[key] = found
         return self._touched[key]
 
+    def held(self, loop: Loop) -> float:
+        """Bytes that the loops in a loop touch together."""
+        name = loop.var.name
+        if name not in self._held:
+            self._held[name] = sum(self.touched(self.inside(loop)).values())
+        return self._held[name]
+
+    def lines(self, work: BlockWork, reference: Reference) -> float:
+        """How many cache lines an access of a block meets in all of its loops."""
+        key = id(reference)
+        if key not in self._lines:
+            self._lines[key] = lines(reference, work.extents, work.extents)
+        return self._lines[key]
+
     def inside(self, loop: Loop) -> frozenset[str]:
         """The loops in a loop, and not itself."""
+        known = self._inside.get(loop.var.name)
+        if known is None:
+            known = self._inside[loop.var.name] = self._loops_in(loop)
+        return known
+
+    def _loops_in(self, loop: Loop) -> frozenset[str]:
         found: set[str] = set()
         stack = list(loop.body)
         while stack:

@@ -60,11 +60,12 @@ def _listed(space: Space) -> list[Draft]:
     """Drafts nearest to the default, and not itself, of the first few rules and parameters."""
     bases: set[Draft] = set()
     found: dict[Draft, None] = {}
+    default = space.default()
     for draft in space.listed(2 * DRAFTS):
         base = space.plain(draft)
         if base in bases or len(bases) < BASES:
             bases.add(base)
-            if draft != space.default():
+            if draft != default:
                 found[draft] = None
         if len(found) == DRAFTS:
             break

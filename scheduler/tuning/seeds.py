@@ -7,7 +7,7 @@ on other targets comes last. A draft names places and not sizes, so most of it s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ...ir.nest.loops import LoopNest
@@ -22,10 +22,10 @@ from .space import Draft, Space
 MOST_SEEDS, LOOKED_AT = 6, 48
 
 
-def workload_of(nest: LoopNest) -> Workload:
-    """A nest (by names of position) as databases know it, with its features."""
-    features = tuple(float(f"{v:.6g}") for v in workload_features(measured(nest)).values())
-    return Workload.of(nest, features)
+def workload_of(nest: LoopNest, about: Mapping[str, float] | None = None) -> Workload:
+    """A nest (by names of position) as databases know it, with its features: ``about`` where they are known."""
+    about = workload_features(measured(nest)) if about is None else about
+    return Workload.of(nest, tuple(float(f"{v:.6g}") for v in about.values()))
 
 
 def seeds_of(space: Space, workload: Workload, database: Records) -> list[Draft]:
@@ -33,8 +33,8 @@ def seeds_of(space: Space, workload: Workload, database: Records) -> list[Draft]
     return seeds(space, workload, database.similar(workload))
 
 
-def seeds(space: Space, workload: Workload, similar: Sequence[Similar]) -> list[Draft]:
-    """Those of some schedules of others; each replays, and none makes the default's nest."""
+def seeds(space: Space, workload: Workload, similar: Sequence[Similar], most: int = MOST_SEEDS) -> list[Draft]:
+    """Those of some schedules of others, ``most`` at most; each replays, and none makes the default's nest."""
     order = sorted(similar, key=lambda s: _distance(s, workload, space.target))
     default = space.replayed(space.default())
     seen = {space.key(default)} if default is not None else set()
@@ -48,7 +48,7 @@ def seeds(space: Space, workload: Workload, similar: Sequence[Similar]) -> list[
                 seen.add(key)
                 found.append(draft)
             break
-        if len(found) == MOST_SEEDS:
+        if len(found) == most:
             break
     return found
 

@@ -79,6 +79,9 @@ class Space:
         # What others compute once for the whole space, by their names.
         self.memo: dict[str, Any] = {}
         self._replayed: OrderedDict[Draft, Schedule | None] = OrderedDict()
+        # By rule: its default, and whether it has many points.
+        self._firsts: dict[str, Draft] = {}
+        self._large: dict[str, bool] = {}
         for rule in rules:
             self._rules[rule.name] = rule
             self.values[rule.name] = rule.parameters(nest, target)
@@ -95,6 +98,7 @@ class Space:
             kept = {n for n in self._rules if n == self.default().rule or self.replayed(self._first(n)) is not None}
             self._rules = {n: r for n, r in self._rules.items() if n in kept}
             self.values = {n: self._alike(n) for n in self._rules}
+            self._firsts, self._large = {}, {}
 
     # --- points -------------------------------------------------------------------------------------------------------
 
@@ -230,12 +234,18 @@ class Space:
         return self._sites[key]
 
     def _is_large(self, rule: str) -> bool:
-        return math.prod(map(len, self.values[rule].values())) > MAX_POINTS
+        found = self._large.get(rule)
+        if found is None:
+            found = self._large[rule] = math.prod(map(len, self.values[rule].values())) > MAX_POINTS
+        return found
 
     # --- within -------------------------------------------------------------------------------------------------------
 
     def _first(self, name: str) -> Draft:
-        return Draft(name, tuple((k, v[0]) for k, v in self.values[name].items()))
+        found = self._firsts.get(name)
+        if found is None:
+            found = self._firsts[name] = Draft(name, tuple((k, v[0]) for k, v in self.values[name].items()))
+        return found
 
     def _alike(self, name: str) -> Mapping[str, tuple[Value, ...]]:
         """The values of a rule's parameters that leave the order of combining as it is, one changed at a time."""
@@ -262,7 +272,7 @@ class Space:
                         continue
                     for places in combinations(self.sites(draft), changes - of_params):
                         for edits in product(*(s.edits() for s in places)):
-                            yield replace(draft, edits=arranged(edits))
+                            yield Draft(draft.rule, draft.params, arranged(edits))
 
     def _edited(self, draft: Draft, rng: Random) -> Draft:
         sites = self.sites(draft)

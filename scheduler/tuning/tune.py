@@ -12,6 +12,7 @@ from ...ir.nest.loops import LoopNest
 from ...ir.nest.positions import named_by_position
 from ...ir.target import Target
 from .database import Records
+from .features import about_workload
 from .measurer import Measurer, MeasuringError
 from .search import FIRST_PROMISE, Progress, Search, SearchResult
 from .seeds import seeds_of, workload_of
@@ -77,7 +78,7 @@ def search_of(
     """A search that has not begun; the arguments are as for ``tune``. Raises ScheduleError where no rule matches."""
     by_position = named_by_position(nest)
     space = Space(by_position, target, numerics)
-    workload = workload_of(by_position)
+    workload = workload_of(by_position, about_workload(space))
     proposing = strategy(space, random.Random(seed))
     if database is not None and (seeds := seeds_of(space, workload, database)):
         proposing.suggest(seeds)

@@ -64,7 +64,9 @@ ALLOWED = {
     "passes/substitute/einsum.py": {"MOST_FACTORS": TEXT},
     "passes/substitute/joined.py": {"MOST_COPIED": TEXT},
     "passes/substitute/parts.py": {"LEAST_NODES": TEXT, "MOST_NODES": TEXT},
-    "passes/substitute/search.py": {"RELAXED": RATIO, "MOST_GRAPHS": TEXT},
+    "passes/substitute/search.py": {
+        "RELAXED": RATIO, "MOST_GRAPHS": TEXT, "MOST_FUSED": TEXT, "FUSED_NODES": TEXT,
+    },
     "passes/substitute/terms.py": {"MOST_TERMS": TEXT},
     "primitives/loops/kind.py": {"MAX_UNROLL": TEXT, "MAX_LANES": TEXT},
     "rules/contraction.py": {"MOST_PARTS": TEXT},

@@ -18,13 +18,18 @@ from functools import partial
 from ....ir.graph.graph import Graph
 from ...context import PassContext
 from ..products.operands import product_of
+from .narrow import narrow
 from .parts import GraphKeys
+from .peak import peak_of
 from .rewrite import Rewrite, applied, told
 from .rules import RewriteRule
 from .sites import ProductSites
 
 # How much more than the best graph one may cost that is followed, and how many graphs are looked at in all.
 RELAXED, MOST_GRAPHS = 1.05, 500
+# How many of the best graphs are fused, and how many nodes they may have, all of one search of a graph together. A node
+# takes .3 to .5 ms.
+MOST_FUSED, FUSED_NODES = 5, 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +52,10 @@ class State:
 
 @dataclass(slots=True)
 class GraphBudget:
-    """How many graphs may still be looked at."""
+    """How many graphs may still be looked at, and how many nodes fused only to learn their time."""
 
     left: int = MOST_GRAPHS
+    nodes: int = FUSED_NODES
 
 
 @dataclass(slots=True)
@@ -65,6 +71,8 @@ class RewriteSearch:
     fits: Callable[[Graph], bool] = lambda graph: True
     given: Collection[str] = ()
     seen: set[Hashable] = field(default_factory=set)
+    # Those that save most so far, the best first.
+    leading: list[State] = field(default_factory=list)
 
     def best(self, graph: Graph) -> State:
         """The state that saves most; one without steps where nothing saves anything."""
@@ -89,9 +97,25 @@ class RewriteSearch:
                     continue
                 if made.gain > best.gain:
                     best = made
+                if made.gain > 0:
+                    self.leading = sorted([*self.leading, made], key=lambda s: -s.gain)[:MOST_FUSED]
                 count += 1
                 heapq.heappush(waiting, (-made.gain, count, made))
         return best
+
+    def chosen(self, graph: Graph) -> State:
+        """The state to take, which needs no more memory than the graph: that which saves most, or where several save
+        something and the budget allows it, the fastest of them once they are fused."""
+        self.best(graph)
+        found = [s for s in self.leading if peak_of(s.graph) <= peak_of(graph)]
+        nodes = sum(len(s.graph.nodes) for s in found)
+        time_of = self.context.fused_time
+        if not found:
+            return State(graph)
+        if time_of is None or len(found) < 2 or nodes > self.budget.nodes:
+            return found[0]
+        self.budget.nodes -= nodes
+        return min(found, key=lambda s: time_of(narrow(s.graph), self.context))
 
     def choices(self, state: State, found: Sequence[Rewrite]) -> Iterator[tuple[tuple[int, ...], Graph]]:
         """Which rewrites are tried, and the graph behind them, if it fits: first all that pay and meet no other; where

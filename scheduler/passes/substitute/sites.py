@@ -19,7 +19,7 @@ from ....ir.expr.dtypes import DType
 from ....ir.expr.monoid import SUM
 from ....ir.expr.origin import Origin
 from ....ir.expr.symbols import SymbolTable
-from ....ir.expr.value import Index, Load, call, cast, is_value, symbol
+from ....ir.expr.value import Index, Load, call, cast, is_value, symbol, walk
 from ....ir.graph.effects import has_effect
 from ....ir.graph.facts import makers_of, names_in
 from ....ir.graph.graph import Compute, Graph, Library, Node, Reduction, TensorType, View, uses
@@ -319,7 +319,7 @@ class ProductSites:
             made = makers[name]
             # A copy may be made again for what comes, and then saves nothing.
             if isinstance(made, Compute) and not isinstance(unrounded(made.value), Load):
-                read = sum(self.nbytes(self.reader.types[u]) for u in uses(made) if self.is_memory(u))
+                read = sum(self.read_bytes(ld, made) for ld in dict.fromkeys(walk(made.value)) if isinstance(ld, Load))
                 total += pass_time(read + self.nbytes(made.type), machine)
         if root.summed or isinstance(root.node, Compute):
             total += pass_time(self.nbytes(root.product.type) if root.summed else self.nbytes(root.type), machine)
@@ -361,6 +361,18 @@ class ProductSites:
             return True
         readers = readers_of(self.graph).get(base, ())
         return len(readers) != 1 or isinstance(readers[0], Library)
+
+    def read_bytes(self, load: Load, made: Compute) -> float:
+        """How many bytes of a tensor in memory a kernel reads: of one that it reads a part of, that part alone."""
+        if not self.is_memory(load.buffer):
+            return 0.0
+        whole = self.nbytes(self.reader.types[load.buffer])
+        if any(map(is_value, load.indices)):
+            return whole
+        moving = {s for i in load.indices for s in i.free_symbols}
+        along = [n for a, n in zip(made.axes, made.type.shape, strict=True) if a in moving]
+        part = fmean(math.prod(map(table.hint, along)) for table in self.graph.symbols.weighed())
+        return min(whole, part * load.dtype.itemsize)
 
     def nbytes(self, kind: TensorType) -> float:
         """How many bytes a tensor has, on average."""

@@ -38,7 +38,7 @@ def substitute(graph: Graph, context: PassContext = USUAL) -> Graph:
     if count > 1:
         before = graph
         search = RewriteSearch(_FAR, context, budget, keys, names_in(graph), lambda g: peak_of(g) <= peak_of(before))
-        found = search.best(graph).graph
+        found = search.chosen(graph).graph
         graph = found if _is_taken(graph, found, context) else graph
     for _ in range(count):
         found = _in_parts(graph, context, budget, keys, known)
@@ -76,7 +76,7 @@ def _in_parts(
         search = RewriteSearch(_NEAR, context, budget, keys, taken, given=raised)
         key = keys.of(part.graph), tuple(isinstance(i, Input) and i.name in raised for i in part.graph.inputs)
         if key not in known:
-            best = search.best(part.graph)
+            best = search.chosen(part.graph)
             known[key], found = best.steps, best.graph
         else:
             found = search.again(part.graph, known[key])

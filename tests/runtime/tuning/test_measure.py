@@ -16,10 +16,11 @@ from torch_mlc.ir.nest.loops import LoopNest
 from torch_mlc.ir.text.parser import parse
 from torch_mlc.runtime.targets import cpu_target
 from torch_mlc.runtime.tuning import measure
-from torch_mlc.runtime.tuning.measure import MeasureError, ProcessorClock, make_arguments
+from torch_mlc.runtime.tuning.measure import Bench, MeasureError, ProcessorClock, make_arguments
 from torch_mlc.runtime.tuning.measuring import WorkerMeasurer, measurer_for
 from torch_mlc.runtime.tuning.progress import Totals, TuneProgress, story
 from torch_mlc.scheduler.schedule.trace import Trace
+from torch_mlc.scheduler.tuning.database import Verdict
 from torch_mlc.scheduler.tuning.race import TOGETHER, Estimate
 from torch_mlc.scheduler.tuning.search import Progress, SearchResult
 
@@ -131,6 +132,29 @@ def test_what_stops_a_thread_is_not_timed() -> None:
 def test_arguments_of_an_update_in_place_have_content() -> None:
     nest = replace(DOUBLE, annotations=(("in_place", "out0"),))
     assert float(make_arguments(nest, "cpu").tensors[1].std()) > 0.5
+
+
+def test_results_are_those_of_the_default_or_near_them() -> None:
+    """Equal bits, other bits of the same numbers, and what is no number where the default has none; nothing else."""
+    bench = Bench(DOUBLE, "cpu")
+    ramp = torch.linspace(1.0, 4.0, 1000)
+    ramp[7] = math.nan
+
+    def giving(result: torch.Tensor) -> None:
+        def run() -> None:
+            bench.arguments.tensors[1].copy_(result)
+
+        bench.check(run)
+
+    giving(ramp)
+    for other in (ramp, ramp * (1 + 1e-6), ramp * 1.01):
+        giving(other)
+    for wrong in (ramp * 1.2, ramp.nan_to_num(1.0), torch.full((1000,), math.nan), ramp.flip(0)):
+        for _ in range(2):
+            with pytest.raises(MeasureError, match="output 0 differs") as found:
+                giving(wrong)
+            assert found.value.verdict is Verdict.WRONG
+    giving(ramp)
 
 
 def test_a_kernel_over_a_table_is_not_timed() -> None:

@@ -19,7 +19,8 @@ from torch_mlc.scheduler.schedule.schedule import Schedule
 from torch_mlc.scheduler.tuning import features
 from torch_mlc.scheduler.tuning.edits import TraceEdit
 from torch_mlc.scheduler.tuning.features import DRAFT_FEATURES, NEST_FEATURES, draft_features, nest_features
-from torch_mlc.scheduler.tuning.loop_features import LOOP_FEATURES
+from torch_mlc.scheduler.tuning.loop_features import LOOP_FEATURES, loop_features
+from torch_mlc.scheduler.tuning.measures import lines, measured
 from torch_mlc.scheduler.tuning.space import Draft, Space
 
 from .typical_nests import NAMES, TEXTS, lower, nest
@@ -110,6 +111,32 @@ def test_they_are_the_same_in_every_process() -> None:
 
 
 # --- what they tell ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_measures_keep_is_what_they_would_find(name: str) -> None:
+    space = Space(nest(name), AVX2)
+    for draft in drafts_of(space, 8):
+        schedule = space.replayed(draft)
+        if schedule is None:
+            continue
+        kept = measured(schedule.nest)
+        loop_features(kept, AVX2)
+        for w in kept.works:
+            for lp in w.path:
+                assert kept.held(lp) == sum(measured(schedule.nest).touched(kept.inside(lp)).values())
+            for r in w.references:
+                assert kept.lines(w, r) == lines(r, w.extents, w.extents)
+
+
+def test_what_the_default_is_like_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    space = Space(nest("softmax"), AVX2)
+    looked: list[object] = []
+    monkeypatch.setattr(features, "measured", lambda n: looked.append(n) or measured(n))
+    default = space.replayed(space.default())
+    assert default is not None
+    rows = [nest_features(space, default) for _ in range(2)]
+    assert np.array_equal(*rows) and len(looked) == 2  # the nest as it was lowered, and the schedule
 
 
 def test_drafts_that_differ_are_told_apart() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from torch_mlc.ir.graph.facts import names_in
 from torch_mlc.ir.graph.graph import Compute, Graph, IRModule
 from torch_mlc.ir.text.printer import show
 from torch_mlc.ir.verify.verify import verify
-from torch_mlc.scheduler.context import USUAL
+from torch_mlc.scheduler.context import USUAL, PassContext
 from torch_mlc.scheduler.fusion.fuse import fuse
 from torch_mlc.scheduler.passes import GRAPH_PASSES, substitute
 from torch_mlc.scheduler.passes.products.operands import product_of
@@ -167,3 +168,76 @@ def test_attention_of_the_queries_that_are_read_is_one_kernel() -> None:
     (attention,) = (f for f in module.functions.values() if f.name.startswith("attention"))
     assert attention.rows[2].extent == 1
     assert {s.role for s in attention.stages} >= {Role.SCORE, Role.STATE}
+
+
+# --- what is fused ----------------------------------------------------------------------------------------------------
+
+
+def last_logits(h: Tensor, gain: Tensor, head: Tensor) -> Tensor:
+    return (torch.nn.functional.rms_norm(h, gain.shape, gain, 1e-5) @ head)[:, -1].log_softmax(-1)
+
+
+LAST = torch.zeros(8, 64, 128), torch.zeros(128), torch.zeros(128, 500)
+
+
+def imported_as_compiled(fn: Callable[..., object], *inputs: Tensor) -> Graph:
+    """The graph that substitution gets, of a function that is compiled."""
+    graph = imported(fn, *inputs)
+    for step in GRAPH_PASSES:
+        if step.name == "substitute":
+            return graph
+        graph = step.run(graph, USUAL) if step.applies(USUAL) else graph
+    raise AssertionError
+
+
+def searched(graph: Graph, context: PassContext, budget: GraphBudget) -> RewriteSearch:
+    near = [r for r in RULES if not r.wide]
+    return RewriteSearch(near, context, budget, taken=names_in(graph))
+
+
+def test_of_the_best_few_the_fastest_is_taken_once_they_are_fused() -> None:
+    """Whatever the estimate says, and of graphs that need no more memory than the one at hand."""
+    graph = imported_as_compiled(last_logits, *LAST)
+    leading = searched(graph, USUAL, GraphBudget())
+    leading.best(graph)
+    count = len(leading.leading)
+    assert 2 <= count <= search.MOST_FUSED
+    assert [s.gain for s in leading.leading] == sorted((s.gain for s in leading.leading), reverse=True)
+    for wanted in range(count):
+        asked: list[Graph] = []
+
+        def time_of(fused: Graph, context: PassContext, asked: list[Graph] = asked, wanted: int = wanted) -> float:
+            asked.append(fused)
+            return 1.0 if len(asked) == wanted + 1 else 2.0
+
+        budget = GraphBudget()
+        found = searched(graph, replace(USUAL, fused_time=time_of), budget).chosen(graph)
+        assert len(asked) == count and found.gain == leading.leading[wanted].gain
+        assert peak_of(found.graph) <= peak_of(graph) and budget.nodes < search.FUSED_NODES
+
+
+def test_no_more_is_fused_than_the_budget_allows() -> None:
+    def never(fused: Graph, context: PassContext) -> float:
+        raise AssertionError("it is fused")
+
+    graph = imported_as_compiled(last_logits, *LAST)
+    context = replace(USUAL, fused_time=never)
+    few = searched(graph, context, GraphBudget(nodes=10)).chosen(graph)
+    assert few.gain == searched(graph, USUAL, GraphBudget()).chosen(graph).gain > 0
+    alone = imported_as_compiled(lambda x, w, a, b: x @ (w + a @ b), *DEEP)  # one way is nothing to choose among
+    assert searched(alone, context, GraphBudget()).chosen(alone).gain > 0
+
+
+def test_what_fuses_better_moves_less() -> None:
+    """Two ways to the logits of the last token: that of the better estimate would make the norm of every token."""
+    report = torch_mlc.explain(last_logits, *LAST, options={"cache": False})
+    tokens = 8 * 64 * 128 * 4
+    assert report.graphs[0].moved < tokens
+
+
+def test_a_part_of_a_tensor_counts_as_that_part() -> None:
+    """Else factors of a few rows of a large tensor are exchanged for ever, which seems to save a pass over it."""
+    graph = imported_as_compiled(last_logits, *(torch.zeros(s) for s in ((8, 2048, 128), (128,), (128, 500))))
+    budget = GraphBudget()
+    found = searched(graph, USUAL, budget).best(graph)
+    assert found.gain > 0 and len(found.steps) <= 3 and budget.left > search.MOST_GRAPHS - 20
