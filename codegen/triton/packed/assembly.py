@@ -22,9 +22,7 @@ def twice(bits: int) -> str:
     return f"0x{bits << 16 | bits:08x}"
 
 
-def asm_source(
-    name: str, args: str, lines: Sequence[str], constraints: str, half: DType, pack: int, says: str
-) -> str:
+def asm_source(name: str, args: str, lines: Sequence[str], constraints: str, half: DType, pack: int, says: str) -> str:
     """The source of a device function of ``args``, names with commas between, that takes ``pack`` elements at a time
     and gives them as a half type; ``constraints`` are those of the instructions' registers."""
     text = "\n".join(f'        "{line} "' for line in ["{", *lines, "}"])
