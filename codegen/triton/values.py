@@ -176,7 +176,7 @@ class Values(Expressions):
         """
         if own or self.info is None or not self._is_in_registers():
             return None
-        lanes = self.program.dims(self.info.spatial) - {self.program.copies}
+        lanes = self.program.dims(set(self.info.spatial)) - {self.program.copies}
         return lanes if len(lanes) == 1 else None
 
     def _is_in_registers(self) -> bool:
