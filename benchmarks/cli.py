@@ -96,6 +96,7 @@ def progress_bar(console: Console) -> Progress:
             "defaults",
             "predicted",
             "attention",
+            "slots",
             "tuning",
         )
     ),
@@ -139,8 +140,8 @@ def progress_bar(console: Console) -> Progress:
 @click.option(
     "--target",
     default="cuda:sm_90",
-    help="GPU that static, campaign, defaults, predicted and attention compile for; none need be here. Of attention "
-    "several, with commas between. Of tuning: where it is not given, the CPU.",
+    help="GPU that static, campaign, defaults, predicted, attention and slots compile for; none need be here. Of "
+    "attention and slots several, with commas between. Of tuning: where it is not given, the CPU.",
 )
 @click.option("--minutes", type=click.Choice(("10", "45")), default="10", help="Of campaign: what there is time for.")
 @click.option("--stage", "stages", multiple=True, help="Of campaign: this one alone; may be given again.")

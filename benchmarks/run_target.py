@@ -1,5 +1,5 @@
 """The suites over workloads that are compiled for a GPU, which need not be here: static, defaults, predicted,
-attention."""
+attention, slots."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rich.console import Console
 from .models.spec import Size
 from .steps import Keep, run_steps, stamp
 
-TARGET_SUITES = ("static", "defaults", "predicted", "attention")
+TARGET_SUITES = ("static", "defaults", "predicted", "attention", "slots")
 
 
 def run_target(
@@ -31,7 +31,8 @@ def run_target(
     console: Console,
     before: Callable[[str, list[str]], None],
 ) -> None:
-    """Run a suite over the workloads that ``select`` chooses, print and write it; exit with 1 where something failed.
+    """Run a suite over the workloads that ``select`` chooses, print and write it; exit with 1 where something failed,
+    or where a gate of the suite stops it.
 
     Every other suite also runs where torch_mlc is not installed.
     """
@@ -65,7 +66,7 @@ def run_target(
     run_steps(results, steps, path, lambda name: before(name, names))
     of.show(results, console)
     console.print(f"wrote {path}", soft_wrap=True)
-    if results.progress.failed:
+    if results.progress.failed or of.missed(results):
         sys.exit(1)
 
 

@@ -117,13 +117,14 @@ def workload_json(report: Report, seconds: Sequence[float]) -> dict[str, Any]:
             "reads": dict(g.traffic.reads),
             "predicted_s": g.predicted.seconds,
             "predicted_library_s": sum(s for _, _, s in g.predicted.libraries),
-            "kernels": [_kernel_json(k, next(by_kernel)) for k in g.kernels],
+            "kernels": [kernel_json(k, next(by_kernel)) for k in g.kernels],
         }
         for g in report.graphs
     }
 
 
-def _kernel_json(kernel: KernelReport, seconds: float) -> dict[str, Any]:
+def kernel_json(kernel: KernelReport, seconds: float) -> dict[str, Any]:
+    """What the JSON says of a kernel; ``seconds`` of CPU time to compile it, infinite where that is not known."""
     traffic = kernel.traffic
     return {
         "name": kernel.name,

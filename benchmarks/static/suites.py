@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -10,7 +10,7 @@ from typing import Any
 
 from torch_mlc.ir.target import TargetError, gpu_target
 
-from . import attention, beside, defaults, run
+from . import across, attention, beside, defaults, run
 from .compared import COMPARED
 from .made import Workload
 from .results import begin, go_on
@@ -21,7 +21,7 @@ from .workloads import WORKLOADS
 class Suite:
     """``check(target)`` raises TargetError; ``begin(**settings)`` and ``resume(path, **settings)`` give results, the
     latter with the versions that have changed, and raises ValueError; ``compare(results, name, keep)`` adds a
-    workload."""
+    workload. ``missed(results)`` are those that a gate stops."""
 
     workloads: Mapping[str, Workload]
     check: Callable[[str], object]
@@ -29,6 +29,7 @@ class Suite:
     resume: Callable[..., Any]
     compare: Callable[..., None]
     show: Callable[..., None]
+    missed: Callable[[Any], Sequence[str]] = lambda results: ()
 
 
 SUITES: Mapping[str, Suite] = MappingProxyType({
@@ -46,6 +47,10 @@ SUITES: Mapping[str, Suite] = MappingProxyType({
     "attention": Suite(
         attention.WORKLOADS, attention.check, partial(begin, attention.FORM), partial(go_on, attention.FORM),
         attention.compare, attention.print_attention,
+    ),
+    "slots": Suite(
+        WORKLOADS, attention.check, partial(begin, across.FORM), partial(go_on, across.FORM), across.compare,
+        across.print_slots, partial(across.over, measured=True),
     ),
 })  # fmt: skip
 

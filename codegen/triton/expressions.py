@@ -82,7 +82,7 @@ class Expressions(Lanes, ABC):
                 tile = self.tile_cast(expr, env, guard)
                 if tile is not None:
                     return tile
-                value = self.value(expr.value, env, guard)
+                value = self.value(self._before(expr), env, guard)
                 if value.dtype is expr.dtype:
                     return value
                 made = self.named(self.program.types.cast(value.typed, value.dtype, expr.dtype), value.dims, expr.dtype)
@@ -97,6 +97,13 @@ class Expressions(Lanes, ABC):
             case Select():
                 return self._select(expr, env, guard)
         raise EmitError(f"no Triton code for {expr}")
+
+    def _before(self, expr: Cast) -> Expr:
+        """What a conversion is of: a byte that a float32 was, if all that such bytes are is exact in the type."""
+        match expr.value:
+            case Cast(value, DType.FLOAT32) if expr.dtype.is_half and value.dtype in self.program.types.as_bytes:
+                return expr.value if expr.dtype in FP8 else value
+        return expr.value
 
     def named(self, text: str, dims: Dims, dtype: DType) -> Value:
         """A value by its text, written down where it is not yet known."""

@@ -10,7 +10,7 @@ import re
 from ...ir.target import Target
 from .approximations import approximation_source
 from .iterations import intrinsic_source, iteration_source
-from .packed.eight_bits import CONVERSIONS
+from .packed.eight_bits import conversion_source
 from .packed.pairs import pair_source
 from .types import Types
 
@@ -214,7 +214,7 @@ def helpers_for(text: str, target: Target) -> str:
 
     def visit(body: str) -> None:
         for name in _NAME.findall(body):
-            source = HELPERS.get(name) or CONVERSIONS.get(name) or approximation_source(name, target)
+            source = HELPERS.get(name) or conversion_source(name, target) or approximation_source(name, target)
             source = source or iteration_source(name, types) or intrinsic_source(name, types) or pair_source(name)
             if source is not None and name not in needed:
                 visit(source.replace(f"def {name}", ""))

@@ -96,6 +96,8 @@ class Types:
             return self._rounded(text, source, target)
         if target is DType.BOOL:  # Triton compares the bits of eight
             return f"({self.wide(text, source) if source in FP8 else text} != 0)"
+        if source in self.as_bytes and target is DType.BFLOAT16:
+            return f"mlc_from_{source.value}_bfloat16({text})"
         if source in self.as_bytes:
             text, source = self._read(text, source), DType.FLOAT16
         if target is source:

@@ -15,13 +15,16 @@ from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 from ...ir.expr.dtypes import DType
 from ...ir.expr.index import simplify
 from ...ir.expr.value import Index, Load, is_value
-from ...ir.nest.hints import EVICT, NARROW_ROWS, TRANSPOSED
+from ...ir.nest.hints import EVICT, NARROW_ROWS, NUM_WARPS, TRANSPOSED
 from ...ir.nest.kept import changed_where
 from ...ir.nest.loops import AxisKind, Buffer, Scope, Store
 from ..kernel import EmitError
 from .expressions import Expressions
 from .program import TritonProgram
 from .writer import SCALAR, Dims, SourceWriter, Value
+
+# Warps whose tensor cores multiply together.
+WARPS_OF_GROUP = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +123,9 @@ class Values(Expressions):
         if self._is_for_many(expr, guard):
             guard = ()
         text, own, linear, parts = self.address(buffer, expr.indices, env, guard)
-        place = ("load", buffer.name, linear, parts)
+        place: tuple[Any, ...] = ("load", buffer.name, linear, parts)
+        if (lanes := self._lanes_of_operand(own)) is not None:
+            text, own, place = f"{text} + tl.zeros({self.shape(lanes)}, tl.int32)", lanes, (*place, lanes)
         key = (*place, _texts(self.bounds(own)), ())
         plain = self._visited(key, linear)
         if plain is not None:
@@ -152,7 +157,10 @@ class Values(Expressions):
         policy = EVICT.of(self.info.block, buffer.name) or EVICT.of(self.program.nest, buffer.name)
         suffix += f', eviction_policy="{policy}"' if policy else ""
         where = self.pointer(buffer, text) + beyond
-        name = self.out.assign(f"{buffer.name}_", f"tl.load({where}{suffix})")
+        loaded = f"tl.load({where}{suffix})"
+        if not beyond and (mask is None or mask.dims <= own) and self._is_once_in_operand(linear, own):
+            loaded = self._loaded_once(buffer, text, mask, own)
+        name = self.out.assign(f"{buffer.name}_", loaded)
         value = Value(name, own | (mask.dims if mask else SCALAR), buffer.dtype)
         self.masked[name] = frozenset(_texts(bounds, guard))
         self.out.remember(key, value)
@@ -161,6 +169,39 @@ class Values(Expressions):
         if self.visit is not None:
             self.visit.add(name)
         return value
+
+    def _lanes_of_operand(self, own: Dims) -> Dims | None:
+        """The lanes in which an operand of a product has what is one number for all of its tile: those of its rows, or
+        columns. An operand has the layout of tensor cores from the start only if it is made of tiles that are loaded.
+        """
+        if own or self.info is None or not self._is_in_registers():
+            return None
+        lanes = self.program.dims(set(self.info.spatial)) - {self.program.copies}
+        return lanes if len(lanes) == 1 else None
+
+    def _is_in_registers(self) -> bool:
+        """Whether this is an operand that threads hold as single warps multiply it. Groups of warps take it from shared
+        memory."""
+        target = self.program.target
+        groups = target.has_group_products and NUM_WARPS.of(self.program.nest) >= WARPS_OF_GROUP
+        return self.info is not None and self.info.is_operand and target.has_pairs and not groups
+
+    def _is_once_in_operand(self, place: sympy.Expr, own: Dims) -> bool:
+        """Whether an operand has one element of each row, or column, of which a loop copies none ahead that lie side by
+        side."""
+        if len(own) != 1 or not self._is_in_registers():
+            return False
+        (lane,) = own
+        return place.coeff(lane) != 1 or not place.free_symbols & {self.program.loops[v] for v in self.serial}
+
+    def _loaded_once(self, buffer: Buffer, text: str, mask: Value | None, own: Dims) -> str:
+        """A load of one element of each row, or column: of a tile with one of them, older versions of Triton would load
+        it for each that a thread has of the row."""
+        (lane,) = own
+        dim, extent = self.program.tile[lane]
+        flat, back = f"tl.reshape({{}}, [{extent}])", "[None, :]" if dim else "[:, None]"
+        suffix = self.program.types.masked(flat.format(mask.text), buffer.dtype) if mask is not None else ""
+        return f"tl.load({self.pointer(buffer, flat.format(text))}{suffix}){back}"
 
     def _across(self, buffer: Buffer, place: sympy.Expr, own: Dims) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
         """How a tile that a product reads is known in this iteration, and how the same elements are known with rows as

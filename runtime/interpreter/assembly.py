@@ -50,6 +50,10 @@ def _run(statement: str, registers: dict[str, Any]) -> None:
             made = values[0]
         case ["shr", "b32"]:
             made = values[0] >> values[1]
+        case ["shl", "b32"]:
+            made = values[0] << values[1]
+        case ["and", "b32"]:
+            made = values[0] & values[1]
         case ["prmt", "b32"]:
             made = _permuted(*values)
         case ["lop3", "b32"]:
@@ -67,12 +71,13 @@ def _value(operand: str, registers: Mapping[str, Any]) -> Any:
 
 
 def _permuted(a: Any, b: Any, selector: Any) -> Any:
-    """Four bytes of the eight of two registers."""
+    """Four bytes of the eight of two registers, or eight times the sign of one of them."""
     both = np.asarray(a, np.uint64) | np.asarray(b, np.uint64) << np.uint64(32)
     made = np.zeros_like(both)
     for k in range(_SIZE):
-        chosen = np.uint64(int(selector) >> 4 * k & 7)
-        made |= (both >> chosen * np.uint64(8) & np.uint64(0xFF)) << np.uint64(8 * k)
+        of = int(selector) >> 4 * k
+        byte = both >> np.uint64(8 * (of & 7)) & np.uint64(0xFF)
+        made |= (byte if not of & 8 else (byte >> np.uint64(7)) * np.uint64(0xFF)) << np.uint64(8 * k)
     return made.astype(np.uint32)
 
 

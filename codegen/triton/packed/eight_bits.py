@@ -5,6 +5,8 @@ target, kernels hold their bytes, and where it converts otherwise than torch doe
 from __future__ import annotations
 
 from ....ir.expr.dtypes import DType
+from ....ir.target import Target
+from .assembly import MANTISSA, SHORT, asm_source, bits_of, twice
 
 _FROM_E4M3 = '''
 @triton.jit
@@ -19,6 +21,12 @@ _FROM_E5M2 = '''
 def mlc_from_float8_e5m2(byte):
     """The float16 that a byte is: its upper half."""
     return (byte.to(tl.uint16) << 8).to(tl.float16, bitcast=True)
+'''
+_AS_BFLOAT16 = '''
+@triton.jit
+def mlc_from_{name}_bfloat16(byte):
+    """The bfloat16 that a byte is: a float16 with fewer bits."""
+    return mlc_from_{name}(byte).to(tl.float32).to(tl.bfloat16)
 '''
 _TO = '''
 @triton.jit
@@ -61,9 +69,54 @@ def _bits(number: float) -> int:
     return int(DType.FLOAT32.numpy.type(number).view("u4"))
 
 
-CONVERSIONS: dict[str, str] = {
+# Bits of a mantissa of e4m3, what its exponent has added, its largest number, and what the code above it would be.
+_E4M3_MANTISSA, _E4M3_BIAS, _E4M3_MOST, _E4M3_NAN = 3, 7, 448.0, 480.0
+
+
+def _from_e4m3_pairs(name: str, half: DType) -> str:
+    """Four bytes at a time, as two registers of two.
+
+    Exponent and mantissa of a byte are moved to those of the half type, and its sign to the half type's. A power of two
+    is what the exponent then lacks, of numbers below the least normal one too. The code that is no number would be a
+    greater one than all others: a factor makes an infinity of it and of nothing else, and zero times that is no number.
+    """
+    kind, shift = SHORT[half], MANTISSA[half] - _E4M3_MANTISSA
+    ends = 1 << (14 - MANTISSA[half])  # the exponent of the power of two past the largest number
+    factor = 2.0**ends / ((_E4M3_MOST + _E4M3_NAN) / 2)
+    lines = [
+        ".reg .b32 r0, r1, power, factor, zero, none;",
+        f"mov.b32 power, {twice(bits_of(2.0 ** (ends - 1 - _E4M3_BIAS), half))};",
+        f"mov.b32 factor, {twice(bits_of(factor, half))};",
+        "mov.b32 zero, 0;",
+        f"mov.b32 none, {twice(0x8000)};",  # added to a zero it leaves the sign
+        # Each byte in the lower half of two, below copies of its sign.
+        "prmt.b32 r0, $2, 0, 0x9180;",
+        "prmt.b32 r1, $2, 0, 0xb3a2;",
+    ]
+    for k in range(2):
+        lines += [f"shl.b32 r{k}, r{k}, {shift};", f"and.b32 r{k}, r{k}, {twice(0x8000 | 0x7F << shift)};"]
+        lines += [f"fma.rn.{kind}x2 r{k}, r{k}, power, none;", f"fma.rn.{kind}x2 ${k}, r{k}, factor, none;"]
+        lines += [f"fma.rn.{kind}x2 ${k}, ${k}, zero, r{k};"]
+    return asm_source(name, "byte", lines, "=r,=r,r", half, 4, f"The {half.value} that a byte is, four at a time.")
+
+
+_CONVERSIONS: dict[str, str] = {
     "mlc_from_float8_e4m3fn": _FROM_E4M3,
+    "mlc_from_float8_e4m3fn_bfloat16": _AS_BFLOAT16.format(name="float8_e4m3fn"),
     "mlc_from_float8_e5m2": _FROM_E5M2,
+    "mlc_from_float8_e5m2_bfloat16": _AS_BFLOAT16.format(name="float8_e5m2"),
     "mlc_to_float8_e4m3fn": _to(DType.FLOAT8_E4M3FN, 3, 7, 480.0, 0x7F),
     "mlc_to_float8_e5m2": _to(DType.FLOAT8_E5M2, 2, 15, 65536.0, 0x7C),
 }
+_PAIRS: dict[str, str] = {
+    name: _from_e4m3_pairs(name, half)
+    for name, half in (
+        ("mlc_from_float8_e4m3fn", DType.FLOAT16),
+        ("mlc_from_float8_e4m3fn_bfloat16", DType.BFLOAT16),
+    )
+}
+
+
+def conversion_source(name: str, target: Target) -> str | None:
+    """The device function of that name for a target; None where it is none of these."""
+    return (_PAIRS.get(name) if target.has_pairs else None) or _CONVERSIONS.get(name)

@@ -18,17 +18,15 @@ from ....ir.expr.dtypes import DType
 from ....ir.expr.value import Call, Cast, Const, Expr, Load, Select, call, const
 from ..types import typed_literal
 from ..writer import Value
+from .assembly import MANTISSA, REGISTER, SHORT, asm_source, bits_of, twice
 from .digits import Digit, digit_of, holds, span_of, sum_span
 
 if TYPE_CHECKING:
     from ..values import Values
 
-# Half type -> bits of its mantissa, a power of two of which they are whole numbers, one, and the sign of a number.
-_MANTISSA = {DType.BFLOAT16: 7, DType.FLOAT16: 10}
+# Half type -> the bits of one.
 _ONE = {DType.BFLOAT16: 0x3F80, DType.FLOAT16: 0x3C00}
-_SHORT = {DType.BFLOAT16: "bf16", DType.FLOAT16: "f16"}
 _DIGIT = re.compile(r"mlc_digit_([us])(\d)_at(\d+)_of(8|16)_(?:(plus|minus)(\d+)|less)_(bfloat16|float16)")
-_REGISTER = 32
 # Tables of three-input logic: (a & b) | c, and (a & b) ^ c.
 _AND_OR, _AND_XOR = "0xea", "0x6a"
 _PAIR = re.compile(r"mlc_pair_(add|sub|mul)_(bfloat16|float16)")
@@ -46,7 +44,7 @@ class Pairs:
     def cast(self, e: Cast, env: Mapping[str, Value], guard: tuple[Value, ...]) -> Value | None:
         """The value of a conversion, where pairs of it take fewer instructions; None elsewhere."""
         info = self.values.info
-        if not self.enabled or info is None or not info.is_operand or e.dtype not in _MANTISSA:
+        if not self.enabled or info is None or not info.is_operand or e.dtype not in MANTISSA:
             return None
         return self._digit(e, env, guard) or self._less(e, env, guard) or self._arithmetic(e, env, guard)
 
@@ -73,7 +71,7 @@ class Pairs:
                 digit, span = digit_of(a, self), span_of(b, self)
             case _:
                 return None
-        if digit is None or span is None or digit.bits > _MANTISSA[e.dtype]:
+        if digit is None or span is None or digit.bits > MANTISSA[e.dtype]:
             return None
         taken, difference = _taken(digit, e.dtype), sum_span("sub", digit.range, span)
         if difference is None or not _holds_all(difference, whole, e.dtype):
@@ -81,7 +79,7 @@ class Pairs:
         if not _fits((taken + span[0], taken + span[1]), e.dtype):
             return None
         found = self._tile_of(digit, e.dtype, env, guard)
-        if found is None or found[1].dtype.bits != _REGISTER // 2:
+        if found is None or found[1].dtype.bits != REGISTER // 2:
             return None
         less = call("sub", const(float(-taken), DType.FLOAT32), Cast(b, DType.FLOAT32))
         number = self.values.value(Cast(less, e.dtype), env, guard)
@@ -101,7 +99,7 @@ class Pairs:
         tile, at = word or (self.values.value(d.load, env, guard), 0)
         if not self._is_tile(tile):
             return None
-        if tile.dtype.bits == _REGISTER:
+        if tile.dtype.bits == REGISTER:
             d = replace(d, at=d.at + at)
             tile, at = self._half(tile, d)
         name = f"mlc_digit_{'s' if d.signed else 'u'}{d.bits}_at{at + d.at}_of{tile.dtype.bits}"
@@ -110,7 +108,7 @@ class Pairs:
     def _half(self, tile: Value, d: Digit) -> tuple[Value, int]:
         """Of words the half in which a digit is, or the bits from it on where it is in both, and what that makes of the
         place at which the digit begins."""
-        half = _REGISTER // 2
+        half = REGISTER // 2
         down = d.at // half * half if d.at % half + d.bits <= half else d.at
         moved = f"({tile.text} >> {down})" if down else tile.text
         return self.values.named(f"{moved}.to(tl.uint16)", tile.dims, DType.UINT16), -down
@@ -120,7 +118,7 @@ class Pairs:
         match e:
             case Cast(value, DType.FLOAT32) if value.dtype.is_int:
                 return digit_of(value, self)
-            case Cast(Cast(_, half) as value, DType.FLOAT32) if half in _MANTISSA:
+            case Cast(Cast(_, half) as value, DType.FLOAT32) if half in MANTISSA:
                 d = self._whole(value.value)
                 return d if d is not None and _is_exact(d, half) else None
             case Call("sub" | "add" as fn, (value, Const(number)), DType.FLOAT32) if float(number).is_integer():
@@ -179,17 +177,17 @@ class Pairs:
 
 def _is_exact(d: Digit, half: DType) -> bool:
     """Whether a half type holds a digit and all that it is made of on the way."""
-    most = 2 << _MANTISSA[half]
+    most = 2 << MANTISSA[half]
     if not _fits(d.range, half):
         return False
-    if d.bits == _MANTISSA[half] + 1:
+    if d.bits == MANTISSA[half] + 1:
         return d.added == 0 if d.signed else abs(_taken(d, half)) <= most
-    return d.bits <= _MANTISSA[half] and abs(_taken(d, half)) <= most
+    return d.bits <= MANTISSA[half] and abs(_taken(d, half)) <= most
 
 
 def _fits(span: tuple[int, int], half: DType) -> bool:
     """Whether a half type holds all whole numbers between two."""
-    most = 2 << _MANTISSA[half]
+    most = 2 << MANTISSA[half]
     return -most <= span[0] and span[1] <= most
 
 
@@ -200,7 +198,7 @@ def _holds_all(span: tuple[int, int], whole: DType, half: DType) -> bool:
 
 def _taken(d: Digit, half: DType) -> int:
     """What is subtracted from the power of two that has a digit as its lowest bits."""
-    return (1 << _MANTISSA[half]) + (1 << (d.bits - 1) if d.signed else 0) - d.added
+    return (1 << MANTISSA[half]) + (1 << (d.bits - 1) if d.signed else 0) - d.added
 
 
 def pair_source(name: str) -> str | None:
@@ -214,77 +212,56 @@ def pair_source(name: str) -> str | None:
     return None
 
 
-def _twice(bits: int) -> str:
-    return f"0x{bits << 16 | bits:08x}"
-
-
-def _bits(number: int, half: DType) -> int:
-    return int(half.numpy.type(number).view("u2"))
-
-
 def _digit_source(name: str, d: Digit, width: int, half: DType, less: bool) -> str:
     """Of elements of ``width`` bits, as many as fill a register at a time; where ``less``, with what is added to the
     power of two given for each of two elements."""
-    kind, power = _SHORT[half], 1 << _MANTISSA[half]
-    count = _REGISTER // width
+    kind, power = SHORT[half], 1 << MANTISSA[half]
+    count = REGISTER // width
     results = range(count // 2)
     given = f"${len(results)}"
-    if width == _REGISTER // 2:
+    if width == REGISTER // 2:
         lines = [".reg .b32 r0;", f"mov.b32 r0, {given};"]
     else:  # two of four bytes, each in the lower half of two
         lines = [".reg .b32 r0, r1;", f"prmt.b32 r0, {given}, 0, 0x4140;", f"prmt.b32 r1, {given}, 0, 0x4342;"]
     lines += [f"shr.b32 r{k}, r{k}, {d.at};" for k in results if d.at]
-    if d.bits > _MANTISSA[half]:
+    if d.bits > MANTISSA[half]:
         # The highest bit stands where an exponent is odd or even: it makes 256 of 128.
-        lines += [".reg .b32 high, power, one, minus, taken;", f"mov.b32 power, {_twice(_bits(power, half))};"]
-        lines += [f"mov.b32 one, {_twice(_ONE[half])};", f"mov.b32 minus, {_twice(_bits(-1, half))};"]
-        lines += [f"mov.b32 taken, {_twice(_bits(-power, half))};"]
+        lines += [".reg .b32 high, power, one, minus, taken;", f"mov.b32 power, {twice(bits_of(power, half))};"]
+        lines += [f"mov.b32 one, {twice(_ONE[half])};", f"mov.b32 minus, {twice(bits_of(-1, half))};"]
+        lines += [f"mov.b32 taken, {twice(bits_of(-power, half))};"]
         for k in results:
-            lines += [f"lop3.b32 high, r{k}, {_twice(power)}, power, {_AND_OR};"]
-            lines += [f"lop3.b32 r{k}, r{k}, {_twice(power - 1)}, power, {_AND_OR};"]
+            lines += [f"lop3.b32 high, r{k}, {twice(power)}, power, {_AND_OR};"]
+            lines += [f"lop3.b32 r{k}, r{k}, {twice(power - 1)}, power, {_AND_OR};"]
             if d.signed:
                 lines += [f"fma.rn.{kind}x2 ${k}, high, minus, r{k};"]
                 continue
             lines += [
-                f"mov.b32 minus, {_twice(_bits(d.added - power, half))};",
+                f"mov.b32 minus, {twice(bits_of(d.added - power, half))};",
                 f"fma.rn.{kind}x2 high, high, one, minus;",
             ]
             lines += [f"fma.rn.{kind}x2 r{k}, r{k}, one, taken;", f"fma.rn.{kind}x2 ${k}, r{k}, one, high;"]
     else:
         mask, flipped = (1 << d.bits) - 1, (1 << (d.bits - 1)) if d.signed else 0
-        lines += [".reg .b32 power, taken, one;", f"mov.b32 one, {_twice(_ONE[half])};"]
-        lines += [f"mov.b32 power, {_twice(_bits(power, half) | flipped)};"]
-        taken = "$2" if less else _twice(_bits(-_taken(d, half), half))
+        lines += [".reg .b32 power, taken, one;", f"mov.b32 one, {twice(_ONE[half])};"]
+        lines += [f"mov.b32 power, {twice(bits_of(power, half) | flipped)};"]
+        taken = "$2" if less else twice(bits_of(-_taken(d, half), half))
         lines += [f"mov.b32 taken, {taken};"]
         for k in results:
-            lines += [f"lop3.b32 r{k}, r{k}, {_twice(mask)}, power, {_AND_XOR};"]
+            lines += [f"lop3.b32 r{k}, r{k}, {twice(mask)}, power, {_AND_XOR};"]
             lines += [f"fma.rn.{kind}x2 ${k}, r{k}, one, taken;"]
     says = f"Bits {d.at} to {d.at + d.bits - 1} of each element as a number, two at a time."
     given_too = ("a, taken", ["r", "r"]) if less else ("a", ["r"])
-    return _asm_source(name, given_too[0], lines, ",".join(["=r" for _ in results] + given_too[1]), half, count, says)
+    return asm_source(name, given_too[0], lines, ",".join(["=r" for _ in results] + given_too[1]), half, count, says)
 
 
 def _pair_source(name: str, fn: str, half: DType) -> str:
-    kind, one = _SHORT[half], _twice(_ONE[half])
+    kind, one = SHORT[half], twice(_ONE[half])
     lines = [".reg .b32 c;"]
     match fn:
         case "add":
             lines += [f"mov.b32 c, {one};", f"fma.rn.{kind}x2 $0, $1, c, $2;"]
         case "sub":
-            lines += [f"mov.b32 c, {_twice(_bits(-1, half))};", f"fma.rn.{kind}x2 $0, $2, c, $1;"]
+            lines += [f"mov.b32 c, {twice(bits_of(-1, half))};", f"fma.rn.{kind}x2 $0, $2, c, $1;"]
         case _:  # a zero with the sign that leaves that of the product
             lines += ["mov.b32 c, 0x80008000;", f"fma.rn.{kind}x2 $0, $1, $2, c;"]
-    return _asm_source(name, "a, b", lines, "=r,r,r", half, 2, f"{fn}, two elements at a time.")
-
-
-def _asm_source(name: str, args: str, lines: list[str], constraints: str, half: DType, pack: int, says: str) -> str:
-    text = "\n".join(f'        "{line} "' for line in ["{", *lines, "}"])
-    return f'''
-@triton.jit
-def {name}({args}):
-    """{says}"""
-    return tl.inline_asm_elementwise(
-{text},
-        "{constraints}", [{args}], dtype=tl.{half.value}, is_pure=True, pack={pack},
-    )
-'''
+    return asm_source(name, "a, b", lines, "=r,r,r", half, 2, f"{fn}, two elements at a time.")

@@ -77,3 +77,24 @@ def test_all_of_a_graph_is_one_kernel(name: str, dtype: torch.dtype, target: str
         report = torch_mlc.explain(fn, *args, target=target)
     (kernel,) = report.kernels
     assert kernel.binary is not None and not any(g.libraries or g.fallbacks for g in report.graphs)
+
+
+SLOTS = [(m, target) for m in (1, 16) for target in ("cuda:sm_80", "cuda:sm_86", "cuda:sm_90", "cuda:sm_120")]
+
+
+@pytest.mark.parametrize(("name", "most"), [("linear", 5.1), ("blocks", 7.8)])
+@pytest.mark.parametrize(("m", "target"), SLOTS)
+def test_few_rows_are_bound_by_memory(name: str, most: float, m: int, target: str) -> None:
+    """In slots a byte, of which a copy of an H200 takes 7.8; weights go from their copies to the tensor cores in
+    registers, and what is a number for each block goes with them."""
+    with FakeTensorMode():
+        x, w = torch.empty(m, 4096, dtype=HALF), torch.empty(4096, 4096, dtype=E4M3)
+        scale = torch.empty((), dtype=HALF) if name == "linear" else torch.empty(32, 32)
+    (kernel,) = torch_mlc.explain(linear if name == "linear" else blocks, x, w, scale, target=target).kernels
+    assert kernel.slots_a_byte is not None and kernel.slots_a_byte <= most
+    assert kernel.resources is not None and kernel.resources.spills == 0
+    if target != "cuda:sm_90" or m == 1:  # where groups of warps multiply, they wait for all of it
+        assert kernel.resources.group_products == 0 < kernel.resources.warp_products
+        assert kernel.binary is not None
+        between = kernel.binary.assembly.split("mma.sync")[1:-1]
+        assert not any("st.shared.v4" in part for part in between)

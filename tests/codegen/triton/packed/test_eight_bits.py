@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,13 @@ import torch
 
 from tests.versions import triton_mends_it
 from torch_mlc.codegen.triton import emit_triton
+from torch_mlc.codegen.triton.packed.eight_bits import conversion_source
 from torch_mlc.ir.expr.dtypes import DType
 from torch_mlc.ir.expr.value import Const, Expr, Load, Select, call, cast, const, symbol
 from torch_mlc.ir.machine import KNOWN
 from torch_mlc.ir.nest.loops import Axis, Block, Buffer, Loop, LoopKind, LoopNest, Store, contiguous_strides
 from torch_mlc.ir.target import gpu_target
+from torch_mlc.runtime.interpreter.assembly import run_assembly
 from torch_mlc.runtime.triton.compile import compile_triton, gpu_backend
 
 E4M3, E5M2 = DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2
@@ -98,6 +101,30 @@ def test_all_numbers_are_widened_as_by_torch(interpreter: Any, name: str, dtype:
         codes = padded(codes[codes.float().isfinite()])
     found = interpreted(interpreter, name, pointwise(cast(x(dtype), to), len(codes), in0=dtype), in0=codes)
     assert_same(found, codes.to(to.torch))
+
+
+@ACROSS
+@pytest.mark.parametrize("to", [F16, BF16, *FLOAT8], ids=str)
+@pytest.mark.parametrize("dtype", FLOAT8, ids=str)
+def test_numbers_that_were_widened_before(interpreter: Any, name: str, dtype: DType, to: DType) -> None:
+    """A float32 on the way changes nothing; where one type of eight bits becomes another, it rounds once."""
+    codes = torch.arange(256, dtype=torch.uint8).view(dtype.torch)
+    nest = pointwise(cast(cast(x(dtype), F32), to), len(codes), in0=dtype)
+    assert_same(interpreted(interpreter, name, nest, in0=codes), codes.float().to(to.torch))
+
+
+@pytest.mark.parametrize("half", [F16, BF16], ids=str)
+def test_four_bytes_at_a_time(half: DType) -> None:
+    """Every code in each place beside every other: the instructions themselves, zeros with their sign."""
+    name = "mlc_from_float8_e4m3fn" + ("_bfloat16" if half is BF16 else "")
+    source = conversion_source(name, gpu_target("cuda:sm_80"))
+    assert source is not None and "pack=4" in source
+    text = "".join(re.findall(r'^        "(.*)"$', source, re.MULTILINE))
+    codes = np.random.default_rng(3).integers(0, 256, (1 << 16, 4)).astype(np.uint8)
+    codes[:1024] = np.arange(256, dtype=np.uint8).repeat(16).reshape(-1, 4)
+    found = run_assembly(text, [codes.reshape(-1)], 2, 2, 4)
+    wanted = torch.from_numpy(codes.reshape(-1)).view(E4M3.torch).to(half.torch)
+    assert_same(torch.from_numpy(found).view(half.torch), wanted)
 
 
 @ACROSS

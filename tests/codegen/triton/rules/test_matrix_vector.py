@@ -122,19 +122,21 @@ def test_a_nan_of_the_vector_is_one_of_all_results(interpreter):
 LARGE = {"4 bits": nibbles(14336, 32, 128), "bytes": rows(14336, 4096)}
 
 
-@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90", "cuda:sm_100"])
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90", "cuda:sm_100", "cuda:sm_120"])
 @pytest.mark.parametrize("name", LARGE)
 def test_large_matrices_are_read_wide(name, target):
-    """By 16 bytes, but for the scales, and as much ahead as memory takes up meanwhile; nothing spills."""
+    """By 16 bytes, but for the scales, which a thread loads once, and as much ahead as memory takes up meanwhile, where
+    shared memory has room for that; nothing spills."""
     gpu = gpu_target(target)
     source = emit_triton(scheduled(LARGE[name], gpu), gpu)
     binary = compile_triton(source, gpu)
     report, issue = resource_report(binary), issue_report(binary, source, {})
     assert report.spills == 0 and report.shared <= gpu.shared_bytes
-    assert report.wide_loads >= 0.9 and report.group_products + report.warp_products > 0
+    assert report.wide_loads >= 0.95 and report.group_products + report.warp_products > 0
     assert issue is not None and report.occupancy is not None
     in_flight = issue.on_multiprocessor(report.threads, report.occupancy, gpu.machine)
-    assert in_flight is not None and in_flight >= bytes_wanted(gpu.machine)
+    assert in_flight is not None
+    assert in_flight >= (bytes_wanted(gpu.machine) if target != "cuda:sm_120" or name == "4 bits" else 15e3)
 
 
 @pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_89", "cuda:sm_90"])
