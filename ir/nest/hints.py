@@ -142,7 +142,7 @@ TABLE = Hint(
 
 NUM_WARPS = Hint(
     "num_warps", 4, _NEST, _GPU, Changes.ORDER,
-    ("codegen.triton.emit", "codegen.triton.reduce", "dynamo_backend.reports.traffic"),
+    ("codegen.triton.emit", "codegen.triton.reduce", "codegen.triton.values", "dynamo_backend.reports.traffic"),
     "Warps over which a program's tiles are laid.", choices=(1, 2, 4, 8, 16, 32),
 )  # fmt: skip
 RESIDENT = Hint(

@@ -30,6 +30,7 @@ FIRST = "what a rule tries first: a parameter that tuning varies"
 RATIO = "how far a shape is from another one"
 ERROR = "how far sums may err"
 ALLOWED = {
+    "calls/overwrite.py": {"LEAST_OWNED": "what it takes Python, on every machine, to see who holds a tensor"},
     "facts/contraction.py": {
         "COLUMNS": "columns of a tile, which facts about products name; facts cannot ask costs",
     },
