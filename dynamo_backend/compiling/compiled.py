@@ -253,9 +253,8 @@ def with_captures(
     call: Boxed, plan: CapturePlan, options: Options, region: bool, name: str, lazy: Sequence[Lazy],
     taken: Collection[int],
 ) -> Boxed:  # fmt: skip
-    """The program as the settings ask for it, which is given what it was traced with, and has what it is ``taken`` for
-    itself. A region is captured with the
-    graph that calls it."""
+    """The program as the settings ask for it, which is given what it was traced with, and has the arguments that are
+    ``taken`` for itself. A region is captured with the graph that calls it."""
     if options.cuda_graphs and not region:
         if launches_checked(options.verify) and plan.device.startswith("cuda"):
             plan = CapturePlan("each launch is waited for (MLC_VERIFY, CUDA_LAUNCH_BLOCKING)")

@@ -6,7 +6,7 @@ larger tensors alone, so calls with such sizes are refused before anything is re
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -52,7 +52,7 @@ def served_sizes(
     return [c for c in found if c != sympy.true]
 
 
-def _parts(gm: fx.GraphModule) -> Any:
+def _parts(gm: fx.GraphModule) -> Iterator[fx.Node]:
     for node in gm.graph.nodes:
         if node.target in _PARTS:
             yield node

@@ -3,10 +3,12 @@ say."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import sympy
 
 from ...ir.expr.index import is_within
-from ...ir.expr.value import IndexValue, Load, cast, symbol
+from ...ir.expr.value import Expr, IndexValue, Load, cast, rewrite, symbol
 from ...ir.function.function import Stage, TensorFunction
 from ...ir.nest.hints import IN_PLACE
 from ...ir.nest.loops import Access, AxisKind, Block, Buffer, Loop, LoopNest, Node, Statement, Store, Update
@@ -15,12 +17,25 @@ from ...ir.nest.loops import Access, AxisKind, Block, Buffer, Loop, LoopNest, No
 def lower_scatter(function: TensorFunction) -> LoopNest:
     """The loop nest of a function that scatters: loops over each result, then over what is scattered.
 
-    A dimension that is an index of the result itself is a spatial axis: iterations of it never meet.
+    A dimension that is an index of the result itself is a spatial axis: iterations of it never meet. What a stage that
+    scatters nothing makes is computed again where another reads it.
     """
     outputs = {o.result: o for o in function.outputs}
     in_place = ",".join(o.buffer.name for o in function.outputs if o.buffer in function.inputs)
     blocks: list[Block] = []
+    made: dict[str, Expr] = {}
+
+    def leaf(e: Expr) -> Expr | None:
+        return cast(made[e.buffer], e.dtype) if isinstance(e, Load) and e.buffer in made else None
+
     for stage in function.stages:
+        if made:
+            stage = replace(stage, values=tuple(rewrite(v, leaf) for v in stage.values))
+        if not stage.into:
+            if stage.results[0] not in outputs or outputs[stage.results[0]].buffer not in function.inputs:
+                made[stage.results[0]] = stage.values[0]
+            if stage.results[0] not in outputs:
+                continue
         name, dims = f"b{len(blocks)}", function.axes_of(stage)
         output = outputs[stage.into or stage.results[0]]
         if stage.into:
