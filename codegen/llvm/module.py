@@ -22,6 +22,7 @@ from .memory.compact import LocalStorage, storage_of
 from .memory.index import scalar_index
 from .memory.scatter import REPORT, is_checked
 from .reductions.accumulators import reductions_of
+from .reductions.widths import with_whole_registers
 from .table import DECLARATIONS, size_function, table_driver
 from .text.builder import Builder, Val, element_type
 from .text.context import SLACK, STATUS, BufferPlace, Context
@@ -40,6 +41,7 @@ def emit_llvm(nest: LoopNest, target: Target) -> KernelSource:
     Raises: EmitError for what has no code on a CPU (complex values, GPU bindings and hints, a parallel reduction).
     """
     refuse_foreign(nest, "cpu")
+    nest = with_whole_registers(nest, target)
     module = _Module(nest, target)
     is_table = nest.table
     text = module.table_text() if is_table else module.text()
