@@ -80,6 +80,11 @@ class Target:
         return self.has_pairs or (self.kind == "hip" and self.multiplies(DType.BFLOAT16))
 
     @property
+    def rounds_to_bfloat16(self) -> bool:
+        """Whether one instruction makes the nearest bfloat16 of a float32: Ampere and later, CDNA 4."""
+        return self.has_pairs or (self.kind == "hip" and capability(self.kind, self.arch) >= (9, 0x50))
+
+    @property
     def has_tanh(self) -> bool:
         """Whether a hyperbolic tangent is one instruction."""
         return self.capability >= (7, 5)

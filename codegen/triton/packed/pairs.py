@@ -225,7 +225,10 @@ def pair_source(name: str, target: Target) -> str | None:
             return plain_digit(name, d, DType(match[7]), less=less)
         return _digit_source(name, d, int(match[4]), DType(match[7]), less=less)
     if (match := _PAIR.fullmatch(name)) is not None:
-        return (_pair_source if target.has_ptx else plain_arithmetic)(name, match[1], DType(match[2]))
+        fn, half = match[1], DType(match[2])
+        if not target.has_ptx:
+            return plain_arithmetic(name, fn, half, target.rounds_to_bfloat16)
+        return _pair_source(name, fn, half)
     return None
 
 

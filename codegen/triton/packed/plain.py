@@ -25,24 +25,33 @@ def plain_digit(name: str, d: Digit, half: DType, less: bool) -> str:
     else:
         value = f"({digit} + {d.added - flipped}).to(tl.float32)" if d.added - flipped else f"{digit}.to(tl.float32)"
     says = f"Bits {d.at} to {d.at + d.bits - 1} of an element as a number, which the type holds."
-    return _source(name, "a, taken" if less else "a", value, half, says, exact=True)
+    args = "a, taken" if less else "a"
+    if half is DType.BFLOAT16:
+        return _upper_half(name, args, value, says)
+    return _converted(name, args, value, half, says)
 
 
-def plain_arithmetic(name: str, fn: str, half: DType) -> str:
-    """The device function for a sum, a difference or a product of half types."""
+def plain_arithmetic(name: str, fn: str, half: DType, rounds: bool) -> str:
+    """The device function for a sum, a difference or a product of half types; ``rounds``: an instruction makes them of
+    float32."""
     value = f"a.to(tl.float32) {_OPERATORS[fn]} b.to(tl.float32)"
-    return _source(name, "a, b", value, half, f"{fn}, rounded to the same type.", exact=False)
+    says = f"{fn}, rounded to the same type."
+    if half is DType.FLOAT16 or rounds:
+        return _converted(name, "a, b", value, half, says)
+    return _upper_half(name, "a, b", value, says, "    bits += 0x7FFF + ((bits >> 16) & 1)\n")
 
 
-def _source(name: str, args: str, value: str, half: DType, says: str, *, exact: bool) -> str:
-    if half is not DType.BFLOAT16:
-        made = f"    return value.to(tl.{half.value})"
-    else:
-        rounded = "" if exact else "    bits += 0x7FFF + ((bits >> 16) & 1)\n"
-        made = (
-            "    bits = value.to(tl.uint32, bitcast=True)\n"
-            f"{rounded}    return (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)"
-        )
+def _converted(name: str, args: str, value: str, dtype: DType, says: str) -> str:
+    return _function(name, args, value, says, f"    return value.to(tl.{dtype.value})")
+
+
+def _upper_half(name: str, args: str, value: str, says: str, rounded: str = "") -> str:
+    bits = f"    bits = value.to(tl.uint32, bitcast=True)\n{rounded}"
+    upper = "    return (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)"
+    return _function(name, args, value, says, bits + upper)
+
+
+def _function(name: str, args: str, value: str, says: str, made: str) -> str:
     return f'''
 @triton.jit
 def {name}({args}):

@@ -24,7 +24,7 @@ from .steps import loops_of, steps_of
 
 def _vector_product(nest: LoopNest, target: Target) -> ContractionNest | None:
     c = find_contraction(nest, vectors=True)
-    if c is None or c.rows or c.needs_row or c.tiles or len(c.products) != 1 or not target.unpacks_operands:
+    if c is None or c.rows or c.needs_row or c.tiles or len(c.products) != 1 or not target.has_pairs:
         return None
     if min(typical(nest, extent(a)) for a in (c.columns, c.summed)) < LEAST:
         return None
@@ -74,7 +74,7 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
     tile(schedule, within)
     steps_of(schedule, c, shape, words=reads_words(schedule.nest, c), packed=True)
     schedule.tensorize(product, "dot")
-    schedule.annotate("", NUM_WARPS, max(shape.warps * 32 // target.warp, 1))
+    schedule.annotate("", NUM_WARPS, shape.warps)
     schedule.annotate("", NUM_STAGES, shape.stages)
 
 

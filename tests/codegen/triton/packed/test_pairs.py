@@ -112,6 +112,12 @@ def test_arithmetic_is_that_of_float32_rounded(half, fn, target):
     )
 
 
+def test_what_has_an_instruction_that_rounds_takes_it():
+    for target, has in ((GFX942, False), (gpu_target("hip:gfx950"), True)):
+        source = pair_source("mlc_pair_mul_bfloat16", target)
+        assert source is not None and (".to(tl.bfloat16)\n" in source) is has and ("0x7FFF" in source) is not has
+
+
 class Here:
     """Nothing is known of positions but that the first branch of a choice is taken."""
 
