@@ -89,7 +89,7 @@ def _is_near(
             return False
         step *= hint(extent)
     rows = math.prod(map(hint, domain.kept))
-    if not machine.is_gpu or count > LONGEST or rows <= few_rows(machine):
+    if count > LONGEST or rows <= few_rows(machine):
         return False
     return comes_back(machine, count * sum({ld.buffer: ld.dtype.itemsize for ld in loads(value)}.values()))
 
