@@ -74,6 +74,17 @@ class Target:
         return self.capability >= (8, 0)
 
     @property
+    def unpacks_operands(self) -> bool:
+        """Whether operands of products in half types are made in registers of what packed weights hold: two elements at
+        a time, or on AMD's matrix cores each by arithmetic in float32 that needs no more than its upper half."""
+        return self.has_pairs or (self.kind == "hip" and self.multiplies(DType.BFLOAT16))
+
+    @property
+    def rounds_to_bfloat16(self) -> bool:
+        """Whether one instruction makes the nearest bfloat16 of a float32: Ampere and later, CDNA 4."""
+        return self.has_pairs or (self.kind == "hip" and capability(self.kind, self.arch) >= (9, 0x50))
+
+    @property
     def has_tanh(self) -> bool:
         """Whether a hyperbolic tangent is one instruction."""
         return self.capability >= (7, 5)

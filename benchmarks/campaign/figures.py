@@ -9,7 +9,7 @@ from typing import Any
 from torch_mlc.dynamo_backend.compiling.kernels import emit
 from torch_mlc.dynamo_backend.reports.report import KernelReport
 from torch_mlc.dynamo_backend.reports.segments import contiguous_bytes
-from torch_mlc.dynamo_backend.reports.traffic import cache_of, traffic_of
+from torch_mlc.dynamo_backend.reports.traffic import traffic_by
 from torch_mlc.ir.nest.loops import LoopNest
 from torch_mlc.ir.target import Target
 from torch_mlc.runtime.compile.kernels import compile_source, gpu_binary
@@ -48,7 +48,7 @@ def schedule_figures(schedule: Schedule, nest: LoopNest, target: Target) -> Row:
     source = emit(schedule.nest, target)
     binary = gpu_binary(compile_source(source, target, nest.name))
     resources = resource_report(binary)
-    traffic = traffic_of(schedule.nest, cache_of(target.machine, schedule.nest))
+    traffic = traffic_by(schedule.nest, target.machine, resources)
     symbols = nest.symbols
     issue = issue_report(binary, source, {s.name: symbols.hint(s) for s in symbols.symbols})
     in_flight: Any = None

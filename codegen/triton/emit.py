@@ -81,7 +81,7 @@ class _TritonEmitter:
         self.descriptors = Descriptors(self.values, self.out)
         self.parts = Parts(self.values, self.out)
         self.values.tile_load = lambda b, e: self.descriptors.load(b, e) or self.parts.load(b, e)
-        self.pairs = Pairs(self.values, self.parts.word, target.has_pairs)
+        self.pairs = Pairs(self.values, self.parts.word, target)
         self.values.tile_cast = self.pairs.cast
         self.values.tile_position = Positions(self.values, self.out, target.has_pairs).value
         self.values.tile_draw = Draws(self.values, self.out).draw

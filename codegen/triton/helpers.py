@@ -215,7 +215,9 @@ def helpers_for(text: str, target: Target) -> str:
     def visit(body: str) -> None:
         for name in _NAME.findall(body):
             source = HELPERS.get(name) or conversion_source(name, target) or approximation_source(name, target)
-            source = source or iteration_source(name, types) or intrinsic_source(name, types) or pair_source(name)
+            source = (
+                source or iteration_source(name, types) or intrinsic_source(name, types) or pair_source(name, target)
+            )
             if source is not None and name not in needed:
                 visit(source.replace(f"def {name}", ""))
                 needed[name] = source

@@ -33,7 +33,7 @@ from ..reports.graph_traffic import GraphTraffic, graph_traffic
 from ..reports.library_time import library_seconds
 from ..reports.model_report import Report
 from ..reports.report import GraphReport, KernelReport, LibraryReport, MissedFusion, VariantReport
-from ..reports.traffic import cache_of, traffic_of
+from ..reports.traffic import traffic_by
 from ..variants.dispatch import shared_kernels
 from .compiled_model import asked_of
 from .compiled_run import run_and_compile
@@ -163,13 +163,14 @@ def _kernels(stages: Stages) -> tuple[KernelReport, ...]:
 def _kernel(name: str, build: KernelBuild, calls: int, origins: list[Origin]) -> KernelReport:
     schedule, source, code = build.schedule, build.source, build.code
     binary = gpu_binary(code) if code is not None and code.language == "triton" else None
+    resources = resource_report(binary) if binary is not None else None
     return KernelReport(
         name,
         calls,
         schedule.rule if schedule is not None else "",
         tuple(dict.fromkeys(o.op for o in origins)),
         _lines(origins),
-        traffic_of(schedule.nest, cache_of(build.target.machine, schedule.nest)) if schedule is not None else None,
+        traffic_by(schedule.nest, build.target.machine, resources) if schedule is not None else None,
         source.language if source is not None else "",
         source.text if source is not None else "",
         build.definition,
@@ -179,7 +180,7 @@ def _kernel(name: str, build: KernelBuild, calls: int, origins: list[Origin]) ->
         build.error,
         tuple(dict.fromkeys(f"{o.op}: {o.note}" for o in origins if o.note)),
         build.target,
-        resource_report(binary) if binary is not None else None,
+        resources,
         source,
         binary,
         str(build.choice) if build.choice is not None else "",

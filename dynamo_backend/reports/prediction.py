@@ -17,16 +17,18 @@ from ...runtime.triton.compile import GpuBinary, resource_report
 from ...runtime.triton.occupancy import resident_programs
 from .segments import contiguous_by_array
 from .sharing import Sharing, sharing_by_array
-from .traffic import traffic_of
+from .traffic import kept_near, traffic_of
 
 
 def arrays_of(nest: LoopNest, warp: int, at_once: int) -> tuple[ArrayTraffic, ...]:
     """The arrays in memory of a nest that is scheduled for a GPU, as its programs visit them, ``at_once`` at a time."""
     together, sharing = contiguous_by_array(nest, warp), sharing_by_array(nest, at_once)
-    found = []
+    found, kept = [], kept_near(nest)
     for name, v in traffic_of(nest).arrays.items():
         of = sharing.get(name, Sharing())
-        found.append(ArrayTraffic(v.touched, v.read, v.written, of.programs, of.rounds, together.get(name)))
+        found.append(
+            ArrayTraffic(v.touched, v.read, v.written, of.programs, of.rounds, together.get(name), name in kept)
+        )
     return tuple(found)
 
 

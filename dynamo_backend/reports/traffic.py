@@ -2,14 +2,15 @@
 
 Every visit of an array counts: one that two loops read counts twice, one whose values stay in the registers or the
 local buffer of the first visit once. Where a cache is named, so does one that finds them there: what the loops around
-both visits go through in one step is then no more than the cache holds. Of a gathered array the elements named count,
-of an output each element once.
+both visits go through in one step is then no more than the cache holds. What caches are asked to keep stays there if
+all of that fits, whatever else goes through. Of a gathered array the elements named count, of an output each element
+once.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TypeAlias
@@ -19,9 +20,11 @@ import sympy
 from ...ir.expr.value import Expr, Index, Load, call, const, flops, free_symbols, is_value, symbol
 from ...ir.machine import Machine
 from ...ir.nest.data_ends import data_end
-from ...ir.nest.hints import NARROW_ROWS, NUM_WARPS, RESIDENT
+from ...ir.nest.hints import EVICT, NARROW_ROWS, NUM_WARPS, RESIDENT
 from ...ir.nest.kept import changed_where
 from ...ir.nest.loops import Block, Buffer, Loop, LoopKind, LoopNest, Scope, Store, blocks
+from ...runtime.triton.occupancy import resident_programs
+from ...runtime.triton.report import ResourceReport
 
 _Place: TypeAlias = tuple[sympy.Symbol, ...]
 
@@ -53,14 +56,21 @@ class Traffic:
     arrays: Mapping[str, Visits] = field(default_factory=dict)
 
 
-def cache_of(machine: Machine, nest: LoopNest) -> int:
+def cache_of(machine: Machine, nest: LoopNest, resident: int | None = None) -> int:
     """Bytes that stay in a cache while one program of a scheduled nest goes on: a core's own second level, or a
-    program's part of the level that all multiprocessors share, where as many run as there is room for."""
+    program's part of the level that all multiprocessors share, of which each runs ``resident``; None where machine code
+    does not tell, and as many run as threads have room for."""
     if not machine.is_gpu:
         return machine.l2_bytes
     programs = min(machine.blocks, machine.threads // (NUM_WARPS.of(nest) * machine.warp))
-    programs = min(programs, RESIDENT.of(nest) or programs)
+    programs = min(programs, RESIDENT.of(nest) or programs, resident or programs)
     return machine.l2_bytes // (machine.cores * max(programs, 1))
+
+
+def kept_near(nest: LoopNest) -> frozenset[str]:
+    """The parameters that caches are asked to keep until they are visited again."""
+    params = [b.name for b in nest.params]
+    return frozenset(n for block, _ in blocks(nest) for n in params if EVICT.of(block, n) == "evict_last")
 
 
 def traffic_of(nest: LoopNest, cache: int = 0) -> Traffic:
@@ -78,11 +88,20 @@ def traffic_of(nest: LoopNest, cache: int = 0) -> Traffic:
     return Traffic(moved, sum(counter.least(b) for b in nest.params), operations, arrays)
 
 
+def traffic_by(nest: LoopNest, machine: Machine, resources: ResourceReport | None) -> Traffic:
+    """The same of a scheduled nest on a machine with its cache, which as many programs share as registers and shared
+    memory have room for, where machine code tells what it takes."""
+    resident = None
+    if resources is not None:
+        resident = resident_programs(machine, resources.registers, resources.shared, resources.threads)
+    return traffic_of(nest, cache_of(machine, nest, resident))
+
+
 class _Counter:
     """The visits of the arrays in memory while the blocks of a nest are gone through in order."""
 
     def __init__(self, nest: LoopNest, cache: int) -> None:
-        self.nest, self.cache = nest, cache
+        self.nest, self.cache, self.kept = nest, cache, kept_near(nest)
         self.buffers = nest.buffers
         # By the condition that a sum has terms, which data decide: the axes that it speaks of, and how many terms all
         # of those sums have together.
@@ -169,14 +188,15 @@ class _Counter:
             return False
         for before in places[: places.index(place)]:
             common = sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(before, place, strict=False)))
-            if self._footprint(place[:common]) <= self.cache:
+            among = self.kept if name in self.kept else self.places
+            if self._footprint(place[:common], among) <= self.cache:
                 return True
         return False
 
-    def _footprint(self, around: _Place) -> int:
-        """Bytes that one step of some loops, each around the next, goes through."""
+    def _footprint(self, around: _Place, among: Collection[str]) -> int:
+        """Bytes of some arrays that one step of some loops, each around the next, goes through."""
         found = 0
-        for name in self.places:
+        for name in among:
             buffer, most = self.buffers[name], 0
             for visits in (self.read, self.written):
                 for place, indices in visits.get(name, {}).items():

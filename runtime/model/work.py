@@ -26,7 +26,7 @@ class ArrayTraffic:
     ``touched`` bytes are asked for at all, ``read`` and ``written`` are those of all visits of one program each, added
     up over programs that have different parts; ``sharing`` programs have the same part, of so many rounds of programs
     that run together (``rounds``). ``contiguous`` are the bytes that a warp asks for together, None where all of its
-    lanes ask for the same.
+    lanes ask for the same. ``kept`` is what caches are asked to hold until it is visited again.
     """
 
     touched: int
@@ -35,6 +35,7 @@ class ArrayTraffic:
     sharing: int = 1
     rounds: float = 1.0
     contiguous: int | None = None
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +115,13 @@ def memory_bytes(
     """Bytes of an array that pass between memory and the second cache, as many as take as long where runs are short.
 
     What a program visits again is in the cache where it holds what all programs that run meanwhile touch, each byte
-    once; what other programs visit too is fetched again by those that run later, as far as all arrays together exceed
-    the cache.
+    once, or of what it is asked to keep, where it holds all that; what other programs visit too is fetched again by
+    those that run later, as far as all arrays together exceed the cache.
     """
     at_once = min(programs, machine.cores * resident)
     everything = sum(a.touched for a in arrays)
-    meanwhile = sum((min(a.read, a.touched) + a.written) * a.rounds for a in arrays) / max(programs, 1) * at_once
+    beside = [a for a in arrays if a.kept] if array.kept else arrays
+    meanwhile = sum((min(a.read, a.touched) + a.written) * a.rounds for a in beside) / max(programs, 1) * at_once
     own = array.read / array.touched if array.touched else 0.0
     again = max(own - 1.0, 0.0) * _missed(meanwhile, machine)
     shared = (array.rounds - 1.0) * _missed(everything, machine)

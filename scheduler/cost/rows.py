@@ -91,6 +91,12 @@ def keeps_in_caches(machine: Machine) -> bool:
     return not machine.is_gpu
 
 
+def comes_back(machine: Machine, nbytes: int) -> bool:
+    """Whether the cache that a GPU's multiprocessors share holds a row of so many bytes for each of them, so that
+    further visits find it there; of a CPU each core has its own."""
+    return machine.is_gpu and machine.cores * nbytes <= machine.l2_bytes
+
+
 def cache(machine: Machine) -> int:
     """Bytes of a row that a CPU's core finds again in its second-level cache."""
     return min(machine.l2_bytes, MOST_CACHE)

@@ -25,8 +25,9 @@ def mlc_from_float8_e5m2(byte):
 _AS_BFLOAT16 = '''
 @triton.jit
 def mlc_from_{name}_bfloat16(byte):
-    """The bfloat16 that a byte is: a float16 with fewer bits."""
-    return mlc_from_{name}(byte).to(tl.float32).to(tl.bfloat16)
+    """The bfloat16 that a byte is, which has fewer bits: the upper half of the float32."""
+    bits = mlc_from_{name}(byte).to(tl.float32).to(tl.uint32, bitcast=True)
+    return (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
 '''
 _TO = '''
 @triton.jit

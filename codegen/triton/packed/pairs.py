@@ -2,7 +2,8 @@
 
 Bits of a packed weight become a half type without a conversion. They are put where the mantissa of a power of two has
 its lowest bits, and the power is subtracted, which is exact. Sums and products of half types that are rounded to the
-same type are computed in it: float32 has more than twice its bits, so that rounding twice is rounding once.
+same type are computed in it: float32 has more than twice its bits, so that rounding twice is rounding once. Where there
+are no such instructions, the same functions are plain arithmetic.
 
 Sources: Frantar et al. 2024 (Marlin); Figueroa 1995 on double rounding.
 """
@@ -16,30 +17,34 @@ from typing import TYPE_CHECKING
 
 from ....ir.expr.dtypes import DType
 from ....ir.expr.value import Call, Cast, Const, Expr, Load, Select, call, const
+from ....ir.target import Target
 from ..types import typed_literal
 from ..writer import Value
 from .assembly import MANTISSA, REGISTER, SHORT, asm_source, bits_of, twice
 from .digits import Digit, digit_of, holds, span_of, sum_span
+from .plain import plain_arithmetic, plain_digit
 
 if TYPE_CHECKING:
     from ..values import Values
 
 # Half type -> the bits of one.
 _ONE = {DType.BFLOAT16: 0x3F80, DType.FLOAT16: 0x3C00}
-_DIGIT = re.compile(r"mlc_digit_([us])(\d)_at(\d+)_of(8|16)_(?:(plus|minus)(\d+)|less)_(bfloat16|float16)")
+_DIGIT = re.compile(r"mlc_digit_([us])(\d)_at(\d+)_of(8|16)_(?:(plus|minus)(\d+)|less)_(bfloat16|float16|float32)")
 # Tables of three-input logic: (a & b) | c, and (a & b) ^ c.
 _AND_OR, _AND_XOR = "0xea", "0x6a"
 _PAIR = re.compile(r"mlc_pair_(add|sub|mul)_(bfloat16|float16)")
 
 
 class Pairs:
-    """Conversions to half types in the operands of a product; ``enabled`` where the target has such instructions."""
+    """Conversions to half types in the operands of a product, where the target makes them in registers."""
 
-    def __init__(self, values: Values, word: Callable[[Load], tuple[Value, int] | None], enabled: bool) -> None:
+    def __init__(self, values: Values, word: Callable[[Load], tuple[Value, int] | None], target: Target) -> None:
         self.values = values
         # The words in which the bytes of a load are, and the bit at which each begins.
         self.word = word
-        self.enabled = enabled
+        self.enabled = target.unpacks_operands
+        # Whether arithmetic takes digits as they become numbers: not two at a time, it is that of float32.
+        self.is_wide = not target.has_pairs
 
     def cast(self, e: Cast, env: Mapping[str, Value], guard: tuple[Value, ...]) -> Value | None:
         """The value of a conversion, where pairs of it take fewer instructions; None elsewhere."""
@@ -59,9 +64,11 @@ class Pairs:
         found = self._tile_of(self._whole(e.value), e.dtype, env, guard)
         if found is None:
             return None
-        name, tile, d = found
-        name += f"_{'minus' if d.added < 0 else 'plus'}{abs(d.added)}_{e.dtype.value}"
-        return self.values.named(f"{name}({tile.text})", tile.dims, e.dtype)
+        return self._named_digit(*found, e.dtype)
+
+    def _named_digit(self, name: str, tile: Value, d: Digit, dtype: DType) -> Value:
+        name += f"_{'minus' if d.added < 0 else 'plus'}{abs(d.added)}_{dtype.value}"
+        return self.values.named(f"{name}({tile.text})", tile.dims, dtype)
 
     def _less(self, e: Cast, env: Mapping[str, Value], guard: tuple[Value, ...]) -> Value | None:
         """A digit less a whole number of each row, as zero points are: both are subtracted at once, the number and the
@@ -152,12 +159,19 @@ class Pairs:
                 return None
         if any(s is None for s in sides):
             return None
-        made = [self.values.value(s, env, guard) for s in sides if s is not None]
+        made = [self._operand(s, env, guard) for s in sides if s is not None]
         dims = made[0].dims | made[1].dims
         if not self._is_tile(Value("", dims, e.dtype)):
             return None
         first, second = (typed_literal(v.text, e.dtype) if v.literal else v.text for v in made)
         return self.values.named(f"mlc_pair_{fn}_{e.dtype.value}({first}, {second})", dims, e.dtype)
+
+    def _operand(self, e: Expr, env: Mapping[str, Value], guard: tuple[Value, ...]) -> Value:
+        if self.is_wide and isinstance(e, Cast):
+            found = self._tile_of(self._whole(e.value), e.dtype, env, guard)
+            if found is not None:
+                return self._named_digit(*found, DType.FLOAT32)
+        return self.values.value(e, env, guard)
 
     def _number(self, e: Expr, half: DType) -> Expr | None:
         """A whole number as one of a half type; None where that may be another number."""
@@ -201,14 +215,20 @@ def _taken(d: Digit, half: DType) -> int:
     return (1 << MANTISSA[half]) + (1 << (d.bits - 1) if d.signed else 0) - d.added
 
 
-def pair_source(name: str) -> str | None:
-    """The device function of that name; None where it is none of these."""
+def pair_source(name: str, target: Target) -> str | None:
+    """The device function of that name for a target, in PTX where it has that; None where it is none of these."""
     if (match := _DIGIT.fullmatch(name)) is not None:
         added = int(match[6] or 0) * (1 if match[5] == "plus" else -1)
         d = Digit(None, int(match[3]), int(match[2]), match[1] == "s", added)
-        return _digit_source(name, d, int(match[4]), DType(match[7]), less=match[5] is None)
+        less = match[5] is None
+        if not target.has_ptx:
+            return plain_digit(name, d, DType(match[7]), less=less)
+        return _digit_source(name, d, int(match[4]), DType(match[7]), less=less)
     if (match := _PAIR.fullmatch(name)) is not None:
-        return _pair_source(name, match[1], DType(match[2]))
+        fn, half = match[1], DType(match[2])
+        if not target.has_ptx:
+            return plain_arithmetic(name, fn, half, target.rounds_to_bfloat16)
+        return _pair_source(name, fn, half)
     return None
 
 

@@ -9,6 +9,7 @@ pieces' moments are combined in double precision.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,13 +18,18 @@ from torch.utils._sympy.functions import FloorDiv
 
 from ....ir.expr.dtypes import DType
 from ....ir.expr.monoid import MOMENTS, SUM, WELFORD
-from ....ir.expr.value import Const, Expr, Select, call, const, substitute_index, symbol
+from ....ir.expr.value import Const, Expr, Select, call, const, loads, substitute_index, symbol
 from ....ir.nest.loops import contiguous_strides
+from ....scheduler.cost.programs import few_rows
+from ....scheduler.cost.rows import comes_back
 from ..context import ImportContext, ReductionSpace, Tensor
 from ..terms import axes, convert, index_value
 
 # Up to so many elements are visited twice as a whole, more of them in pieces.
 WHOLE = 1 << 16
+# Where a GPU finds them again, so many: its programs have sums of 2048 lanes and more, of no more terms than those of a
+# CPU's vectors have in a whole.
+LONGEST = 1 << 20
 # What a sum of squares of equal elements is known to, as a part of it.
 ROUNDING = 2.0**-17
 # A mean of one piece in so many is near enough to take squares about.
@@ -58,7 +64,8 @@ def moments_over(
         if strides is None:
             strides = contiguous_strides(tuple(extents.get(i, sympy.S.One) for i in domain.indices))
         steps = {axis: ctx.sizes.hint(n) for axis, n in zip(domain.indices, strides, strict=True)}
-        return _in_pieces(ctx, domain, value, device, steps)
+        if not _is_near(ctx, domain, value, device, steps):
+            return _in_pieces(ctx, domain, value, device, steps)
     count, at = count_value(ctx, domain.count, value.dtype), domain.kept_axes
     guess = _mean(ctx, domain, value, count, device)
     first = ctx.at(guess, at)
@@ -67,6 +74,24 @@ def moments_over(
     mean = Select(call("eq", left, left), call("add", first, call("div", left, count)), first)
     squares = _corrected(about, left, count)
     return ctx.temporary(mean, guess.type, "mean"), ctx.temporary(squares, guess.type, "squares")
+
+
+def _is_near(
+    ctx: ImportContext, domain: ReductionSpace, value: Expr, device: str, steps: Mapping[sympy.Expr, int]
+) -> bool:
+    """Whether a GPU finds rows again in its cache when it visits them again: then they are visited as a whole.
+
+    A program has a row to itself, and adds up thousands of sums side by side: each has few of the terms."""
+    machine, hint = ctx.target_of(device).machine, ctx.sizes.hint
+    count, step = hint(domain.count), 1
+    for axis, extent in sorted(zip(domain.axes, domain.reduce_shape, strict=True), key=lambda a: steps[a[0]]):
+        if steps[axis] != step:  # parts of a row lie apart
+            return False
+        step *= hint(extent)
+    rows = math.prod(map(hint, domain.kept))
+    if count > LONGEST or rows <= few_rows(machine):
+        return False
+    return comes_back(machine, count * sum({ld.buffer: ld.dtype.itemsize for ld in loads(value)}.values()))
 
 
 def _mean(ctx: ImportContext, domain: ReductionSpace, value: Expr, count: Expr, device: str) -> Tensor:

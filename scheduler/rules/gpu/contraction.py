@@ -151,7 +151,7 @@ def _apply(schedule: Schedule, target: Target, params: Params) -> None:
         _bind_programs(schedule, order, count, flat=not specialized)
         for lp in (within, lane):
             tile(schedule, lp)
-    words, packed = (target.has_pairs and holds(schedule.nest, c) for holds in (reads_words, reads_packed))
+    words, packed = (target.unpacks_operands and holds(schedule.nest, c) for holds in (reads_words, reads_packed))
     together = parts_at_once(schedule.nest, target, c, shape) > 1
     step = steps_of(schedule, c, shape, run, words, packed, together)
     if specialized and step is not None:

@@ -12,7 +12,7 @@ from ....ir.nest.loops import LoopNest
 from ....ir.target import Target
 from ...cost.gpu_kernels import MOST_THREADS, MOST_WARPS, ROW_SHORT, WIDE_TILE
 from ...cost.recompute import rows_for_one
-from ...cost.rows import held_bytes, held_elements, rows_together, warps_of_rows
+from ...cost.rows import comes_back, held_bytes, held_elements, rows_together, warps_of_rows
 from ...error import ScheduleError
 from ...schedule.schedule import Schedule
 from ..analysis import NestShape, analyse
@@ -172,7 +172,7 @@ def stay_in_cache(nest: LoopNest, target: Target) -> bool:
     row = typical(nest, _row(shape))
     if _is_held(shape, row, target) or not live_bytes(shape):
         return False
-    return target.cores * row * sum(row_inputs(shape).values()) <= target.machine.l2_bytes
+    return comes_back(target.machine, row * sum(row_inputs(shape).values()))
 
 
 def row_inputs(shape: NestShape) -> Mapping[str, int]:

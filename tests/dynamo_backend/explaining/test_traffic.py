@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torch_mlc
 from torch_mlc.dynamo_backend.reports.report import GraphReport
-from torch_mlc.dynamo_backend.reports.traffic import Visits, cache_of, traffic_of
+from torch_mlc.dynamo_backend.reports.traffic import Visits, cache_of, kept_near, traffic_of
 from torch_mlc.ir.nest.loops import LoopNest
 from torch_mlc.ir.target import Target
 from torch_mlc.ir.text.parser import parse
@@ -161,6 +161,22 @@ def test_a_cache_is_shared_by_the_programs_of_a_multiprocessor() -> None:
     assert cache_of(gpu, few) == gpu.l2_bytes // (gpu.cores * 2)
 
 
+@pytest.mark.parametrize(("row", "visits"), [(192, 1), (193, 2)])
+def test_what_caches_are_asked_to_keep_stays_beside_what_is_written(row: int, visits: int) -> None:
+    text = NORMALISE.format(grid="block_x", steps=96, lanes="thread_x", width=1).replace("96", str(row))
+    nest = parse_nest(text.replace("with block('b0'):", "with block('b0', annotations={'evict:in0': 'evict_last'}):"))
+    assert kept_near(nest) == {"in0"}
+    arrays = traffic_of(nest, cache=192 * 4).arrays
+    assert arrays["in0"].times == visits and arrays["out0"].written == ROWS * row * 4
+
+
+def test_a_cache_is_shared_by_the_programs_that_registers_have_room_for() -> None:
+    nest = parse_nest(NORMALISE.format(grid="block_x", steps=3, lanes="thread_x", width=32))
+    gpu = Target("cuda", "sm_90", 132).machine
+    assert cache_of(gpu, nest, 1) == gpu.l2_bytes // gpu.cores
+    assert cache_of(gpu, nest, 64) == cache_of(gpu, nest)
+
+
 def test_long_rows_are_read_again() -> None:
     def read(columns: int) -> float:
         return explained(lambda x: torch.softmax(x, -1), torch.randn(4, columns)).traffic.reads["arg0_1"]
@@ -264,7 +280,9 @@ def test_visits_are_the_loads_of_the_code(function: Callable[..., Tensor], colum
     shape = (columns,) if function is torch.nn.functional.layer_norm else -1
     report = torch_mlc.explain(lambda x: function(x, shape), x, target="cuda:sm_90")
     (kernel,) = report.kernels
-    assert kernel.traffic is not None
+    assert kernel.traffic is not None and kernel.scheduled is not None
     loads = kernel.source.count("tl.load(in0_ptr")
-    assert kernel.traffic.arrays["in0"].times == loads
+    assert traffic_of(kernel.scheduled).arrays["in0"].times == loads
     assert (loads > 1) == (columns == ROW)
+    # Of such rows the second cache keeps one for each multiprocessor.
+    assert kernel.traffic.arrays["in0"].times == 1

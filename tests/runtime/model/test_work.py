@@ -169,6 +169,13 @@ def test_what_passes_to_and_from_memory() -> None:
     # of few programs all of it.
     assert passed(ArrayTraffic(large, 2 * large, 0), 13200) == 1
     assert 1.8 < passed(ArrayTraffic(large, 2 * large, 0), 132) < 2
+    # What it is asked to keep is there beside what is written.
+    row = H200.l2_bytes // 150
+    kept, out = (
+        (ArrayTraffic(1320 * row, 2 * 1320 * row, 0, kept=k) for k in (True, False)),
+        ArrayTraffic(1320 * row, 0, 1320 * row),
+    )
+    assert [round(passed(a, others=(out,)), 2) for a in kept] == [1.0, 1.43]
     # What other programs read at the same time is fetched once; later again, unless all of it stays.
     assert passed(ArrayTraffic(large, large, 0, sharing=8, rounds=1)) == 1
     assert passed(ArrayTraffic(large, large, 0, sharing=8, rounds=4)) == 1 + 3 * 7 / 8

@@ -20,7 +20,7 @@ from torch_mlc.ir.target import Target, gpu_target
 from torch_mlc.scheduler.functions.lower import lower_to_loops
 from torch_mlc.scheduler.rules import default_schedule
 
-SM90 = gpu_target("cuda:sm_90")
+SM90, GFX942 = gpu_target("cuda:sm_90"), gpu_target("hip:gfx942")
 Form = Callable[..., Tensor]
 LIMITS = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
@@ -173,6 +173,27 @@ def test_floats_of_eight_bits_that_are_bytes(
 ) -> None:
     """Where Triton lacks the type of the weight, and where it lacks no more than its product."""
     check(interpreter, name, m, sizes, half, gpu_target("cuda:sm_80"))
+
+
+@pytest.mark.parametrize("sizes", [(64, 2, 128), (40, 3, 88)])
+@pytest.mark.parametrize(("name", "half", "m"), [case for case in CASES if case[2] > 1])
+def test_without_instructions_over_two_elements(
+    interpreter: Any, name: str, half: torch.dtype, m: int, sizes: tuple[int, int, int]
+) -> None:
+    """What packed weights hold becomes operands of AMD's matrix cores by plain arithmetic."""
+    assert check(interpreter, name, m, sizes, half, GFX942) == "gpu_contraction"
+
+
+@pytest.mark.parametrize(("name", "slots"), [("along K", 23), ("rows", 20)])
+def test_numbers_for_matrix_cores_of_amd_are_made_of_few_instructions(name: str, slots: float) -> None:
+    """A digit becomes a number by a mask and a conversion, a rounding takes two instructions, and the upper halves of
+    two numbers are a register: with a look at what is no number at each rounding it was 30 and 35."""
+    with FakeTensorMode():
+        form, k, rest = made(name, 14336, 32, 128, BF16)
+        x = torch.empty(16, k, dtype=BF16)
+    (kernel,) = torch_mlc.explain(form, x, *rest, target=str(GFX942)).kernels
+    assert kernel.resources is not None and kernel.resources.spills == 0 < kernel.resources.warp_products
+    assert kernel.slots_a_byte is not None and kernel.slots_a_byte <= slots
 
 
 def test_a_zero_point_is_subtracted_with_the_power_of_two() -> None:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+import torch_mlc
 from tests.codegen.triton.rules.test_rules import BF16, F32, SM90, columns, scheduled, softmax
 from torch_mlc.codegen.triton import emit_triton
+from torch_mlc.dynamo_backend.reports.model_report import Report
 from torch_mlc.dynamo_backend.reports.prediction import kernel_work
 from torch_mlc.ir.nest.hints import NUM_WARPS
 from torch_mlc.ir.nest.loops import LoopNest
@@ -50,6 +55,33 @@ def test_other_rows_are_left_alone(nest: LoopNest) -> None:
 @pytest.mark.parametrize(("target", "near"), [("cuda:sm_80", True), ("cuda:sm_100", True), ("hip:gfx942", False)])
 def test_the_cache_of_the_target_decides(target: str, near: bool) -> None:
     assert stay_in_cache(softmax(4096, 65536), gpu_target(target)) is near
+
+
+def norms(rows: int, columns: int, dtype: torch.dtype) -> Report:
+    with FakeTensorMode():
+        x, w, b = torch.empty(rows, columns, dtype=dtype), *(torch.empty(columns, dtype=dtype) for _ in range(2))
+    return torch_mlc.explain(
+        lambda x, w, b: F.layer_norm(x, (columns,), w, b), x, w, b, target="cuda:sm_90", options={"cache": False}
+    )
+
+
+@pytest.mark.parametrize("columns", [65536, 131072])
+def test_norms_of_rows_that_the_cache_holds_read_memory_once(columns: int) -> None:
+    """Of rows past 65,536 elements moments were taken in pieces: three kernels, and half as many bytes again."""
+    (kernel,) = norms(2048, columns, torch.bfloat16).kernels
+    assert kernel.rule == "gpu_row_looped" and kernel.traffic is not None and kernel.prediction is not None
+    assert kernel.traffic.arrays["in0"].times == 1 and kernel.traffic.moved < 1.01 * kernel.traffic.least
+    memory = kernel.traffic.moved / SM90.machine.bandwidth * 1e-9
+    assert kernel.prediction.bounds["memory"] < 1.1 * memory
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "dtype"),
+    [(2048, 131072, torch.float32), (64, 131072, torch.bfloat16), (2048, 4 << 20, torch.bfloat16)],
+    ids=["more than the cache", "few rows", "sums of too many terms"],
+)
+def test_moments_of_other_long_rows_are_taken_in_pieces(rows: int, columns: int, dtype: torch.dtype) -> None:
+    assert len(norms(rows, columns, dtype).kernels) == 3
 
 
 @pytest.mark.parametrize("columns", [40960, 40001])
