@@ -1,4 +1,4 @@
-"""``python -m benchmarks.kernels.few_rows``: products of few rows by weights that no cache holds, in BLAS, in oneDNN and
+"""``python -m benchmarks.kernels.few_rows``: products of few rows by weights that no cache holds, in BLAS, oneDNN and
 as torch-mlc compiles them, as the table of docs/few-rows.md.
 
 Milliseconds of CPU time on one thread, medians of interleaved rounds, each over several weights in turn. An asterisk

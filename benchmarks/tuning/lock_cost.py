@@ -44,7 +44,7 @@ class LockCase:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """Seconds of compiling a model: CPU time; and by the clock on the wall, in all and of those in the phase ``lock``."""
+    """Seconds of compiling a model: CPU time; then by the wall clock, in all and of those in the phase ``lock``."""
 
     cpu: float
     wall: float
