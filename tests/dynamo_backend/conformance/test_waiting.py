@@ -22,6 +22,7 @@ def child(work: Callable[[], None]) -> Iterator[Callable[[float], bool]]:
     number = os.fork()
     if not number:
         try:
+            os.setpgid(0, 0)
             work()
         finally:
             os._exit(0)
@@ -37,7 +38,7 @@ def child(work: Callable[[], None]) -> Iterator[Callable[[float], bool]]:
         yield done
     finally:
         if not gone:
-            os.kill(number, 9)
+            os.killpg(number, 9)  # what it started, too
             os.waitpid(number, 0)
 
 
