@@ -52,7 +52,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
-    """What is imported and collected by now stays: a collection of garbage, 0.4 s of looking through it, leaves it out."""
+    """What is there by now stays. Collections of garbage leave it out, which took 0.4 s to look through each time."""
     gc.freeze()
 
 

@@ -47,7 +47,7 @@ def reset(subject: Subject) -> None:
 @case("Programs that differ in a number alone are taken for one.", "A cache's key lacks constants.")
 def look_alikes(subject: Subject) -> None:
     x = torch.randn(5)
-    for number in (2.0, 3.0, -0.0, float("nan"), 2.0):
+    for number in (2.0, -0.0, float("nan"), 2.0):
         compiled = subject.compile(lambda t, number=number: t * number, fullgraph=True)
         is_(compiled(x), x * number, f"x * {number}")
 

@@ -2,8 +2,8 @@
 
 A model is judged as the benchmarks judge it: at most twice eager's own error in the same dtype, plus a floor of a few
 ulp (``benchmarks.accuracy`` says why, and how a gradient that is zero in exact arithmetic is measured). What runs by
-default has each model in float32 training, but for two that are much like another one, and some in bfloat16 and at three
-sizes with one compilation; the other combinations are marked slow.
+default has each model in float32 training, but for two that are much like another one, and some in bfloat16 and at
+three sizes with one compilation; the other combinations are marked slow.
 """
 
 from __future__ import annotations
