@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Pa
     """After the user's conftest files, which may have an option of a short name themselves."""
     yield
     if early_config.known_args_namespace.mlc_conformance:
+        early_config.pluginmanager.register(SeveralWorkers(), "mlc-conformance-workers")
         group = parser.getgroup("mlc-conformance")
         for short, how in SHORT.items():
             with contextlib.suppress(ValueError, argparse.ArgumentError):
@@ -83,6 +85,31 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(ConformanceRun(config), "mlc-conformance-run")
 
 
+# Each holds some 700 MiB with torch's larger backends.
+MOST_WORKERS = 4
+
+
+class SeveralWorkers:
+    """All cases are shared among workers where xdist is there, and neither `-n` nor `-k` were given, nor a debugger."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_cmdline_main(self, config: pytest.Config) -> Iterator[None]:
+        option = config.option
+        chosen = any(getattr(option, name, None) for name in ("keyword", "tx", "usepdb", "lf", "collectonly"))
+        several = min(MOST_WORKERS, _processors())
+        if several > 1 and getattr(option, "numprocesses", 0) is None and not chosen and not _is_worker(config):
+            option.numprocesses = several
+        return (yield)
+
+
+def _is_worker(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput")
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 class ConformanceRun:
     """The hooks of a run with the flag."""
 
@@ -97,7 +124,10 @@ class ConformanceRun:
         def perform_collect(*_: Any, **__: Any) -> list[pytest.Item]:
             root = Cases.from_parent(session, name="conformance", nodeid="conformance")
             root.given = subject, skipped, known
-            session.items = list(session.genitems(root))
+            items: list[Any] = list(session.genitems(root))
+            if _is_worker(self.config):  # those that wait come first: nobody is left with one of them at the end
+                items.sort(key=lambda item: not item.case.starts_processes)
+            session.items = items
             self.config.hook.pytest_collection_modifyitems(session=session, config=self.config, items=session.items)
             self.config.hook.pytest_collection_finish(session=session)
             session.testscollected = len(session.items)
@@ -152,7 +182,7 @@ class ConformanceRun:
 
     def pytest_sessionfinish(self) -> None:
         file = self.config.getoption(_dest(f"{FLAG}-json"))
-        if file and not hasattr(self.config, "workerinput"):
+        if file and not _is_worker(self.config):
             _module("table").write_json(file, self.rows, _value(self.config, "backend"), self._json("backend-options"))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

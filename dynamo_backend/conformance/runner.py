@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import time
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -15,6 +13,7 @@ from typing import Literal
 from .kit.case import Case
 from .kit.errors import NotApplicable, Violation
 from .kit.subject import Subject
+from .kit.waiting import processor_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,25 +37,19 @@ def _unlogged() -> Iterator[None]:
         trace.propagate = before
 
 
-def _processor() -> float:
-    """The processor's seconds of this process, of all threads, and of those that it started and that have ended."""
-    children = os.times()
-    return time.process_time() + children.children_user + children.children_system
-
-
 def run_case(case: Case, subject: Subject) -> CaseVerdict:
     """Run a case, with nothing compiled before or left behind. ``seconds`` are the processor's."""
-    begun = _processor()
+    begun = processor_seconds()
     try:
         with subject.fresh(), _unlogged(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             case.run(subject)
     except NotApplicable as reason:
-        return CaseVerdict("skipped", str(reason), seconds=_processor() - begun)
+        return CaseVerdict("skipped", str(reason), seconds=processor_seconds() - begun)
     except Violation as fault:
-        return CaseVerdict("failed", str(fault), seconds=_processor() - begun)
+        return CaseVerdict("failed", str(fault), seconds=processor_seconds() - begun)
     except Exception as error:
         told = f"raised {type(error).__name__}: {error}".splitlines()
         details = "".join(traceback.format_exception(error))
-        return CaseVerdict("failed", told[0][:500], details, _processor() - begun)
-    return CaseVerdict("passed", seconds=_processor() - begun)
+        return CaseVerdict("failed", told[0][:500], details, processor_seconds() - begun)
+    return CaseVerdict("passed", seconds=processor_seconds() - begun)

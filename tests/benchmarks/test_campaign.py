@@ -217,25 +217,28 @@ def wrong_kernels(monkeypatch):
     return planted
 
 
-GELU = next(n for n in kernel_checks() if "gelu" in n and n.endswith("aligned, float32, inference"))
+@pytest.fixture
+def gelu():
+    """Its name; the names of all kernels take seconds, since each is differentiated."""
+    return next(n for n in kernel_checks() if "gelu" in n and n.endswith("aligned, float32, inference"))
 
 
-def test_a_wrong_kernel_is_found_on_a_device(wrong_kernels, monkeypatch):
+def test_a_wrong_kernel_is_found_on_a_device(wrong_kernels, gelu, monkeypatch):
     wrong_kernels("emit_llvm", lambda text: text.replace("fmul", "fadd"))
     monkeypatch.setattr(
         NamedKernel, "shape", lambda self, kind: tuple(min(n, 64) for n in self.case.shapes[kind]["odd"])
     )
     monkeypatch.setenv("MLC_CACHE", "0")
-    row = kernels.compared(NamedKernel.of(GELU), "cpu")
+    row = kernels.compared(NamedKernel.of(gelu), "cpu")
     assert row["status"] == "wrong" and "output 0: error" in row["why"]
 
 
-def test_a_wrong_kernel_is_found_in_the_interpreter(wrong_kernels, monkeypatch):
+def test_a_wrong_kernel_is_found_in_the_interpreter(wrong_kernels, gelu, monkeypatch):
     wrong_kernels("emit_triton", lambda text: text.replace("0.5", "0.51"))
     monkeypatch.setattr(
         NamedKernel, "shape", lambda self, kind: tuple(min(n, 64) for n in self.case.shapes[kind]["odd"])
     )
-    row = kernels.interpreted(NamedKernel.of(GELU), "cuda:sm_90")
+    row = kernels.interpreted(NamedKernel.of(gelu), "cuda:sm_90")
     assert row["status"] == "wrong" and "differs from its definition" in row["why"]
 
 
@@ -301,8 +304,8 @@ def test_kernels_are_timed_against_eager(mode, monkeypatch):
     json.dumps(row)
 
 
-def test_inductor_is_timed_on_the_same_kernels(monkeypatch):
-    kernel = small(GELU, monkeypatch)
+def test_inductor_is_timed_on_the_same_kernels(gelu, monkeypatch):
+    kernel = small(gelu, monkeypatch)
     monkeypatch.setattr(inductor, "_MODES", {"default": None})
     plain = torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, backend, mode, **kw: plain(f, backend="aot_eager", **kw))
@@ -415,9 +418,9 @@ def test_counters_are_read_from_what_ncu_tells():
         assert row["status"] == "not done" and told in row["why"]
 
 
-def test_what_needs_a_gpu_says_that_there_is_none():
+def test_what_needs_a_gpu_says_that_there_is_none(gelu):
     for stage in (sanitizer, counters, inductor):
-        (row,) = stage.check(HERE, GELU)
+        (row,) = stage.check(HERE, gelu)
         assert row["status"] == "not done" and "no GPU" in row["why"]
 
 

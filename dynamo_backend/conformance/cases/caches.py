@@ -47,7 +47,7 @@ def reset(subject: Subject) -> None:
 @case("Programs that differ in a number alone are taken for one.", "A cache's key lacks constants.")
 def look_alikes(subject: Subject) -> None:
     x = torch.randn(5)
-    for number in (2.0, 3.0, -0.0, float("nan"), 2.0):
+    for number in (2.0, -0.0, float("nan"), 2.0):
         compiled = subject.compile(lambda t, number=number: t * number, fullgraph=True)
         is_(compiled(x), x * number, f"x * {number}")
 
@@ -67,7 +67,7 @@ def types_change(subject: Subject) -> None:
     def make(dtype: torch.dtype) -> Make:
         return lambda: ((torch.randn(6) * 5).to(dtype),)
 
-    kinds = (torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.float16, torch.float32)
+    kinds = (torch.float32, torch.bfloat16, torch.int32, torch.float16, torch.float32)
     subject.agrees(lambda x: x * 2 + 1, *(make(d) for d in kinds))
 
 
@@ -98,7 +98,7 @@ def closures_change(subject: Subject) -> None:
 def attributes_change(subject: Subject) -> None:
     net = Scaled()
     compiled, x = subject.compile(net), torch.randn(3)
-    for by in (2.0, 3.0, 4.5, 2.0):
+    for by in (2.0, 5.0, 2.0):
         net.by = by
         is_(compiled(x), net(x), f"the result with the attribute {by}")
 
@@ -175,7 +175,11 @@ def _loads(name: str, options: dict[str, Any], blob: bytes, x: Tensor, y: Tensor
     answer.send(f"the result {told}" if told else "")
 
 
-@case("Artifacts for torch.compiler.load_cache_artifacts cannot be loaded.", "Fleets start warm with one such blob.")
+@case(
+    "Artifacts for torch.compiler.load_cache_artifacts cannot be loaded.",
+    "Fleets start warm with one such blob.",
+    starts_processes=True,
+)
 def saved_artifacts(subject: Subject) -> None:
     x, y = torch.randn(4, 6), torch.randn(6)
     with CacheArtifactManager.with_fresh_cache():

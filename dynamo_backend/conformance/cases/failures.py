@@ -86,7 +86,7 @@ def shapes_that_do_not_fit(subject: Subject) -> None:
 @case("An error in the backward leaves the forward unusable.", "A trainer catches it, and goes on.")
 def error_in_the_backward(subject: Subject) -> None:
     compiled = subject.compile(lambda x: x.sin() * 2, fullgraph=True)
-    x = torch.randn(3, requires_grad=True)
+    x = torch.randn(4, 3, requires_grad=True)
 
     def stop(gradient: Tensor) -> Tensor:
         raise ValueError("stopped by a hook")

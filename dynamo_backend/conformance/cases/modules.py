@@ -81,7 +81,7 @@ def training_loop(subject: Subject) -> None:
     forwards = [subject.compile(models[0]), models[1]]
     optimizers = [torch.optim.AdamW(m.parameters(), lr=0.05) for m in models]
     for step in range(8):
-        x = torch.randn(6, 3, generator=torch.Generator().manual_seed(step))
+        x = torch.randn(5, 3, generator=torch.Generator().manual_seed(step))
         for forward, optimizer in zip(forwards, optimizers):
             optimizer.zero_grad(set_to_none=step % 2 == 0)
             (forward(x) - 1).square().mean().backward()

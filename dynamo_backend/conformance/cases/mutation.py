@@ -52,11 +52,12 @@ def written_through_a_view(subject: Subject) -> None:
 
 @case("A write into an input that is not contiguous is written by wrong strides.", "Parameters are often transposed.")
 def written_strided_input(subject: Subject) -> None:
-    def f(x: Tensor) -> Tensor:
-        x.add_(torch.arange(12.0).view(3, 4))
-        return x.cos()
+    def f(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        for t in (x, y):
+            t.add_(torch.arange(12.0).view(3, 4))
+        return x.cos(), y.sin()
 
-    subject.agrees(f, lambda: (torch.randn(4, 3).t(),), lambda: (torch.randn(3, 8)[:, ::2],))
+    subject.agrees(f, lambda: (torch.randn(4, 3).t(), torch.randn(3, 8)[:, ::2]))
 
 
 @case("A statistic of a module is not updated, or twice.", "Batch norms evaluate with wrong statistics.")

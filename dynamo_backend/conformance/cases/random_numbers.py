@@ -28,7 +28,7 @@ def seed_repeats(subject: Subject) -> None:
 
 @case("Every call draws the same numbers.", "Dropout always drops the same units, and nobody notices.")
 def calls_differ(subject: Subject) -> None:
-    compiled, x = subject.compile(drawn, fullgraph=True), torch.ones(1000)
+    compiled, x = subject.compile(drawn, fullgraph=True), torch.ones(100)
     first, second, third = (compiled(x) for _ in range(3))
     for i, name in enumerate(("rand_like", "dropout")):
         same = torch.equal(first[i], second[i]) or torch.equal(second[i], third[i])
@@ -37,7 +37,7 @@ def calls_differ(subject: Subject) -> None:
 
 @case("Another seed gives the same numbers.", "Ensembles have members that are equal.")
 def seeds_differ(subject: Subject) -> None:
-    compiled, x = subject.compile(drawn, fullgraph=True), torch.ones(1000)
+    compiled, x = subject.compile(drawn, fullgraph=True), torch.ones(100)
     torch.manual_seed(1)
     first = compiled(x)
     torch.manual_seed(2)
@@ -67,7 +67,7 @@ def state_moves(subject: Subject) -> None:
 
 @case("Compiling draws from the caller's generator.", "The first run differs from all later ones.")
 def compiling_draws_nothing(subject: Subject) -> None:
-    x = torch.ones(50)
+    x = torch.ones(100)
     states = []
     for _ in range(2):
         torch._dynamo.reset()

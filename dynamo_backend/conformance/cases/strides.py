@@ -17,9 +17,16 @@ def mixed(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def reads(subject: Subject, *makes: Callable[[], Tensor]) -> None:
-    """``mixed`` of tensors of some layout, with gradients."""
-    bound = [(lambda make=make: (make().detach().requires_grad_(),)) for make in makes]
-    subject.agrees(mixed, *bound, train=True)
+    """``mixed`` of a tensor of each layout, with gradients, in one program."""
+    subject.agrees(
+        lambda *xs: [mixed(x) for x in xs], lambda: [make().detach().requires_grad_() for make in makes], train=True
+    )
+
+
+def reads_in_turn(subject: Subject, *makes: Callable[[], Tensor], train: bool = False) -> None:
+    """``mixed`` of a tensor of each layout, in one call after the other."""
+    bound = [(lambda make=make: (make().detach().requires_grad_(train),)) for make in makes]
+    subject.agrees(mixed, *bound, train=train)
 
 
 @case("A transposed input is read as if it were contiguous.", "Rows and columns are exchanged, silently.")
@@ -44,24 +51,26 @@ def offset_input(subject: Subject) -> None:
 
 @case("An input is taken to begin at an aligned address.", "Wide loads fault, or read beside it.")
 def unaligned_input(subject: Subject) -> None:
-    reads(
+    reads_in_turn(
         subject,
         lambda: torch.randn(65)[1:].view(8, 8),
         lambda: torch.randn(8, 8),
         lambda: torch.randn(67)[3:].view(8, 8),
+        train=True,
     )
 
 
 @case("Elements that share memory are read as if apart.", "Windows of signals are made with as_strided.")
 def overlapping_input(subject: Subject) -> None:
     subject.agrees(
-        mixed, lambda: (torch.randn(10).as_strided((4, 5), (1, 1)),), lambda: (torch.randn(11).unfold(0, 5, 2),)
+        lambda x, y: (mixed(x), mixed(y)),
+        lambda: (torch.randn(10).as_strided((4, 5), (1, 1)), torch.randn(11).unfold(0, 5, 2)),
     )
 
 
 @case("A layout that changes between calls is taken for the first one.", "Strides need a guard as sizes do.")
 def layout_changes(subject: Subject) -> None:
-    reads(
+    reads_in_turn(
         subject, lambda: torch.randn(4, 4), lambda: torch.randn(4, 4).t(), lambda: torch.randn(8, 4)[::2],
         lambda: torch.randn(4, 4),
     )  # fmt: skip

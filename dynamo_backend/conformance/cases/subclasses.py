@@ -266,6 +266,10 @@ def _on_two_ranks(subject: Subject, mesh: Any) -> None:
     expect(not told, f"beside what one process makes of the whole, the result {told}")
 
 
-@case("A sum over two processes is that of one alone.", "In a group of one nobody sees that a collective is missing.")
+@case(
+    "A sum over two processes is that of one alone.",
+    "In a group of one nobody sees that a collective is missing.",
+    starts_processes=True,
+)
 def two_ranks(subject: Subject) -> None:
     group_of_two(subject, _on_two_ranks)

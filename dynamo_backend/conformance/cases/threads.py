@@ -18,6 +18,8 @@ from ..kit.compare import unequal
 from ..kit.errors import NotApplicable, Violation, expect, within
 from ..kit.processes import anew
 from ..kit.subject import Subject
+from ..kit.waiting import ended
+from .autograd import SHAPE, curve, gradient_of_curve, points
 
 THREADS, CALLS = 4, 12
 
@@ -37,10 +39,13 @@ def together(subject: Subject, work: Callable[[int], str]) -> None:
     threads = [threading.Thread(target=body, args=(n,), daemon=True) for n in range(THREADS)]
     for t in threads:
         t.start()
-    end = time.monotonic() + subject.patience
-    for t in threads:
-        t.join(max(0.0, end - time.monotonic()))
-    expect(len(told) == THREADS, f"{THREADS - len(told)} of {THREADS} threads did not end in {subject.patience:g} s")
+
+    def done(pause: float) -> bool:
+        time.sleep(pause / 5)
+        return not any(t.is_alive() for t in threads)
+
+    why = ended(done, subject.patience)
+    expect(not why, f"{THREADS - len(told)} of {THREADS} threads {why}")
     expect(not any(told), next((t for t in told if t), ""))
 
 
@@ -63,8 +68,8 @@ def compared(compiled: Callable[..., Tensor], rows: Callable[[int, int], int]) -
 @case("Threads that call one function get one another's results.", "Servers call models from many threads.")
 def one_function_in_many_threads(subject: Subject) -> None:
     compiled = subject.compile(work, fullgraph=True)
-    compiled(torch.randn(16, 40))
-    together(subject, compared(compiled, lambda number, i: 16))
+    compiled(torch.randn(8, 40))
+    together(subject, compared(compiled, lambda number, i: 8))
 
 
 @case("Threads that meet new sizes compile at once, and wrongly.", "The first requests of a server come together.")
@@ -82,17 +87,15 @@ def sizes_in_many_threads(subject: Subject) -> None:
 
 @case("Threads that train one function mix what they saved.", "Data-parallel threads share a module.")
 def training_in_many_threads(subject: Subject) -> None:
-    compiled = subject.compile(lambda x: (x.sin() * x.exp()).tanh(), fullgraph=True)
-    compiled(torch.randn(6, 6, requires_grad=True)).sum().backward()
+    compiled = subject.compile(curve, fullgraph=True)
+    compiled(points()).sum().backward()
 
     def body(number: int) -> str:
         for i in range(CALLS):
-            x = torch.randn(6, 6, generator=torch.Generator().manual_seed(number * 100 + i)).requires_grad_()
-            y = x.detach().clone().requires_grad_()
+            x = torch.randn(SHAPE, generator=torch.Generator().manual_seed(number * 100 + i)).requires_grad_()
             compiled(x).sum().backward()
-            (y.sin() * y.exp()).tanh().sum().backward()
-            assert x.grad is not None and y.grad is not None
-            if told := unequal(x.grad, y.grad):
+            assert x.grad is not None
+            if told := unequal(x.grad, gradient_of_curve(x)):
                 return f"thread {number}, call {i}: the gradient {told}"
         return ""
 
@@ -144,14 +147,16 @@ def in_a_fork(subject: Subject, run: Callable[[], str]) -> None:
             os.write(writing, pickle.dumps(told[:2000]))
             os._exit(0)
     os.close(writing)
-    end = time.monotonic() + subject.patience
-    while os.waitpid(child, os.WNOHANG)[0] == 0:
-        if time.monotonic() > end:
-            os.kill(child, 9)
-            os.waitpid(child, 0)
-            os.close(reading)
-            raise Violation(f"a forked child did not end in {subject.patience:g} s")
-        time.sleep(0.02)
+
+    def done(pause: float) -> bool:
+        time.sleep(pause / 5)
+        return os.waitpid(child, os.WNOHANG)[0] != 0
+
+    if why := ended(done, subject.patience):
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+        os.close(reading)
+        raise Violation(f"a forked child {why}")
     with os.fdopen(reading, "rb") as pipe:
         answer = pipe.read()
     expect(bool(answer), "a forked child died")
@@ -159,7 +164,11 @@ def in_a_fork(subject: Subject, run: Callable[[], str]) -> None:
     expect(not told, told)
 
 
-@case("A child that was forked hangs in what its parent compiled.", "Threads and locks of the parent are not there.")
+@case(
+    "A child that was forked hangs in what its parent compiled.",
+    "Threads and locks of the parent are not there.",
+    starts_processes=True,
+)
 def forked_child_calls(subject: Subject) -> None:
     torch.set_num_threads(1)  # as in the child, which would compile anew otherwise
     compiled = subject.compile(work, dynamic=False)
@@ -169,7 +178,7 @@ def forked_child_calls(subject: Subject) -> None:
     in_a_fork(subject, lambda: told if (told := unequal(compiled(big), wanted, 10)) else "")
 
 
-@case("A child that was forked cannot compile.", "Workers of data loaders meet new sizes.")
+@case("A child that was forked cannot compile.", "Workers of data loaders meet new sizes.", starts_processes=True)
 def forked_child_compiles(subject: Subject) -> None:
     compiled = subject.compile(work, dynamic=False)
     compiled(torch.randn(9, 40))
@@ -178,7 +187,11 @@ def forked_child_compiles(subject: Subject) -> None:
     in_a_fork(subject, lambda: told if (told := unequal(compiled(x), wanted, 10)) else "")
 
 
-@case("A child that was forked draws the numbers of its parent.", "All workers augment alike after their seeds.")
+@case(
+    "A child that was forked draws the numbers of its parent.",
+    "All workers augment alike after their seeds.",
+    starts_processes=True,
+)
 def forked_child_draws_by_its_seed(subject: Subject) -> None:
     torch.set_num_threads(1)
     compiled = subject.compile(lambda x: torch.rand_like(x))
@@ -207,7 +220,11 @@ def spawned(name: str, options: Mapping[str, Any], x: Tensor, answer: Connection
         answer.send(f"raised {type(error).__name__}: {error}")
 
 
-@case("A process that was started anew cannot compile.", "Spawned workers read caches that others write.")
+@case(
+    "A process that was started anew cannot compile.",
+    "Spawned workers read caches that others write.",
+    starts_processes=True,
+)
 def spawned_process_compiles(subject: Subject) -> None:
     """Two at once, which begin with nothing of their parent's but the name of the backend."""
     x = torch.randn(9, 40)

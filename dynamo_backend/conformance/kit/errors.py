@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from .waiting import ended
+
 
 class Violation(AssertionError):
     """The backend does not do what eager does."""
@@ -36,10 +38,14 @@ def within(seconds: float, what: str, run: Callable[[], Any]) -> Any:
 
     thread = threading.Thread(target=body, daemon=True)
     thread.start()
-    thread.join(seconds)
-    if thread.is_alive():
+
+    def done(pause: float) -> bool:
+        thread.join(pause)
+        return not thread.is_alive()
+
+    if told := ended(done, seconds):
         _leave_fullgraph()
-        raise Violation(f"{what} did not end in {seconds:g} s")
+        raise Violation(f"{what} {told}")
     if raised:
         raise raised[0]
     return result[0]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch.distributed as dist
 from .errors import NotApplicable, Violation, expect
 from .processes import started
 from .subject import Subject
+from .waiting import ended
 
 
 def _gloo() -> None:
@@ -53,20 +53,22 @@ def group_of_two(subject: Subject, program: Callable[[Subject, Any], None]) -> N
 
 def _answers(ranks: list[Connection], patience: float) -> None:
     """The first answer that says something counts: where one rank fails, the other one waits for it in vain."""
-    end, waiting = time.monotonic() + patience, dict(enumerate(ranks))
-    while waiting:
-        for rank, answer in list(waiting.items()):
-            if not answer.poll(0.05):
-                continue
+    waiting = dict(enumerate(ranks))
+
+    def done(pause: float) -> bool:
+        for answer in wait(list(waiting.values()), pause):
+            rank = next(r for r, other in waiting.items() if other is answer)
             try:
-                kind, told = answer.recv()
+                kind, told = waiting.pop(rank).recv()
             except EOFError:
                 raise Violation(f"rank {rank} of two died") from None
             if kind == "no group":
                 raise NotApplicable(f"no group of two processes can be made here: {told}")
             expect(kind == "right", f"rank {rank} of two: {told}")
-            del waiting[rank]
-        expect(time.monotonic() < end or not waiting, f"rank {min(waiting, default=0)} of two took over {patience:g} s")
+        return not waiting
+
+    told = ended(done, patience)
+    expect(not told, f"rank {min(waiting, default=0)} of two {told}")
 
 
 def _rank(

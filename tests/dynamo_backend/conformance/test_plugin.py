@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import re
 import shutil
 import site
 import subprocess
@@ -54,6 +55,19 @@ def test_cases_run_as_items_with_a_table_and_a_file(tmp_path: Path) -> None:
 def test_workers_of_xdist_run_them_too(tmp_path: Path) -> None:
     text = run(tmp_path, "-n", "2", "--mlc-conformance", "--backend", "eager", "-k", "written_input or empty_input")
     assert "3 passed" in text and "conformance of eager" in text
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one processor alone")
+def test_all_cases_are_shared_among_workers_without_being_asked(tmp_path: Path) -> None:
+    """But for runs of chosen ones, where starting workers takes longer than the cases. Those that wait come first."""
+    others = ",".join({c.topic for c in CASES} - {"options"})
+    words = ["--mlc-conformance", "--backend", "eager", "--conformance-skip", others, "-v"]
+    text = run(tmp_path, *words, code=1)
+    shown = re.findall(r"\[gw\d\] .* (?:PASSED|FAILED|SKIPPED) conformance/?::(\S+)", text)
+    assert " workers [" in text and sorted(shown) == sorted(c.name for c in CASES)
+    waiting = {c.name for c in CASES if c.starts_processes}
+    assert waiting <= set(shown[: len(CASES) // 2])
+    assert "[gw0]" not in run(tmp_path, *words, "-k", "unknown_option", code=1)
 
 
 def test_without_the_flag_nothing_of_it_is_there(tmp_path: Path) -> None:

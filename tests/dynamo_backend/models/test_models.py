@@ -2,14 +2,14 @@
 
 A model is judged as the benchmarks judge it: at most twice eager's own error in the same dtype, plus a floor of a few
 ulp (``benchmarks.accuracy`` says why, and how a gradient that is zero in exact arithmetic is measured). What runs by
-default has each model in float32 training, and most in bfloat16 and at three sizes with one compilation; the other
-combinations are marked slow.
+default has each model in float32 training, but for two that are much like another one, and some in bfloat16 and at
+three sizes with one compilation; the other combinations are marked slow.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -39,6 +39,8 @@ SEEDS = "mlc::seeds"
 
 # Small models that have between them attention, convolution, both norms, embedding, a scan and sizes in two dimensions.
 QUICK_DYNAMIC_TRAINING = ("dlrm",)
+# As resnet18 and gpt2_d128 are.
+ALIKE = ("resnet50", "gpt2_d768")
 
 
 @pytest.fixture(autouse=True)
@@ -110,16 +112,16 @@ def frames_of_tracing(spec: ModelSpec, mode: str, dtype: torch.dtype) -> int:
     return frames.frame_count
 
 
-def names(*default: str, training: bool = False) -> list[Any]:
-    """Every model (that trains) as a parameter, slow unless named (all are quick if none is)."""
+def names(*default: str, training: bool = False, rare: Sequence[str] = ()) -> list[Any]:
+    """Every model (that trains) as a parameter, slow unless named (all but the rare ones are quick if none is)."""
     return [
-        pytest.param(n, marks=[pytest.mark.slow] if default and n not in default else [])
+        pytest.param(n, marks=[pytest.mark.slow] if n in rare or (default and n not in default) else [])
         for n, spec in MODELS.items()
         if spec.trains or not training
     ]
 
 
-@pytest.mark.parametrize("name", names(training=True))
+@pytest.mark.parametrize("name", names(training=True, rare=ALIKE))
 def test_training_in_float32(name: str, library_calls: Counter[str]) -> None:
     check(name, TRAINING, torch.float32, library_calls)
 
