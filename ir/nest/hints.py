@@ -180,7 +180,8 @@ TRANSPOSED = Hint(
     of_buffer=True,
 )  # fmt: skip
 EVICT = Hint(
-    "evict", "", (Place.NEST, Place.BLOCK), _GPU, Changes.SPEED, ("codegen.triton.values", "dynamo_backend.reports.traffic"),
+    "evict", "", (Place.NEST, Place.BLOCK), _GPU, Changes.SPEED,
+    ("codegen.triton.values", "dynamo_backend.reports.traffic"),
     "How long the caches keep what is loaded of a parameter.",
     choices=("evict_first", "evict_last"), of_buffer=True,
 )  # fmt: skip
