@@ -135,7 +135,7 @@ def progress_bar(console: Console) -> Progress:
     "--repeat", type=click.IntRange(min=1), help="Rounds: 20 on the CPU, 100 on a GPU; 1 for compile and memory."
 )
 @click.option("--flush/--no-flush", default=None, help="Empty caches before each call; on for kernels on a GPU.")
-@click.option("--clock", type=click.Choice(tuple(CLOCKS)), default="wall", help="Of kernels and models on a CPU.")
+@click.option("--clock", type=click.Choice(tuple(CLOCKS)), default="wall", help="Of suites that time calls, on a CPU.")
 @click.option("--threads", type=click.IntRange(min=1), help="Threads of torch; as torch chooses them by default.")
 @click.option(
     "--target",
@@ -307,10 +307,11 @@ def main(
             }
         else:
             task = bar.add_task("copy and matmul rates", total=None)
-            roofline = Roofline(**report.roofline) if report.roofline else measure_roofline(device, kind)
+            there = report.roofline
+            roofline = Roofline(**there) if there else measure_roofline(device, kind, clock)
             bar.remove_task(task)
             if generate is not None and roofline.read_bytes_per_s is None:
-                roofline = replace(roofline, read_bytes_per_s=generate.read_rate(device))
+                roofline = replace(roofline, read_bytes_per_s=generate.read_rate(device, clock))
             report.roofline = roofline.to_json()
             last = (peers, kind, dynamic, timing, roofline)
             if generate is not None:

@@ -32,8 +32,9 @@ class Roofline:
         return asdict(self)
 
 
-def measure_roofline(device: str, dtype: torch.dtype) -> Roofline:
-    """Copy a tensor larger than any cache, multiply two square matrices; medians of seven samples each."""
+def measure_roofline(device: str, dtype: torch.dtype, clock: str = "wall") -> Roofline:
+    """Copy a tensor larger than any cache, multiply two square matrices; medians of seven samples each, by the clock
+    that what is set against them is timed by."""
     cuda = torch.device(device).type == "cuda"
     source = torch.ones((1 << 30 if cuda else 1 << 26), dtype=torch.float32, device=device)
     target = torch.empty_like(source)
@@ -42,7 +43,7 @@ def measure_roofline(device: str, dtype: torch.dtype) -> Roofline:
     product = torch.empty_like(a)
     samples = measure(
         {"copy": lambda: target.copy_(source), "matmul": lambda: torch.mm(a, b, out=product)},
-        TimingSettings(device, rounds=7),
+        TimingSettings(device, rounds=7, clock=clock),
     )
     copy_s, matmul_s = (spread(samples[name].seconds).median for name in ("copy", "matmul"))
     return Roofline(2 * source.nbytes / copy_s, 2 * side**3 / matmul_s, str(dtype).removeprefix("torch."))

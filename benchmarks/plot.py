@@ -14,7 +14,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from .peers import EAGER
 from .schema import CaseResult, Report
-from .table import PHASES, mebibytes, sized
+from .table import BOUND_BY_BYTES, PHASES, mebibytes, sized
 
 # Colours that stay apart for the colour-blind (Okabe and Ito).
 COLOURS = {"eager": "#7f7f7f", "inductor": "#0072B2", "mlc": "#D55E00"}
@@ -28,7 +28,7 @@ def colours(names: list[str]) -> dict[str, str]:
 
 
 def label(case: CaseResult, suite: str) -> str:
-    return f"{case.name} · {sized(case) if suite == 'kernels' else case.mode}"
+    return f"{case.name} · {sized(case) if suite in BOUND_BY_BYTES else case.mode}"
 
 
 def write_plot(report: Report, path: Path) -> None:
@@ -113,28 +113,29 @@ def log_ticks(axes: Any, unit: str) -> None:
 
 
 def draw_rates(report: Report, axes: Any, colour: dict[str, str]) -> None:
-    """Compulsory bytes (kernels) or matmul flops (models) over time, with the rate measured in the same run as roof."""
-    kernels = report.suite == "kernels"
-    unit = "GB/s" if kernels else "GFLOP/s"
-    if not any(case.nbytes if kernels else case.flops for case in report.cases):
+    """Compulsory bytes (kernels, generate) or matmul flops (models) over time, with the rate measured in the same run
+    as roof."""
+    moved = BOUND_BY_BYTES.get(report.suite)
+    unit = "GB/s" if moved else "GFLOP/s"
+    if not any(case.nbytes if moved else case.flops for case in report.cases):
         axes.set_axis_off()  # nothing to show, and a logarithmic axis of nothing cannot be drawn
         return
     for name, tint in colour.items():
         points = []
         for row, case in enumerate(report.cases):
-            amount = case.nbytes if kernels else case.flops
+            amount = case.nbytes if moved else case.flops
             time = case.peers[name].time if name in case.peers else None
             if amount and time:
                 points.append((amount / time.median / 1e9, row, amount / time.q75 / 1e9, amount / time.q25 / 1e9))
         axes.hlines([p[1] for p in points], [p[2] for p in points], [p[3] for p in points], color=tint, linewidth=1)
         axes.scatter([p[0] for p in points], [p[1] for p in points], s=26, color=tint, zorder=3, label=name)
     if report.roofline is not None:
-        roof = report.roofline["copy_bytes_per_s" if kernels else "matmul_flops_per_s"] / 1e9
-        what = "copy" if kernels else "matmul"
+        what = moved or "matmul"
+        roof = report.roofline[f"{moved}_bytes_per_s" if moved else "matmul_flops_per_s"] / 1e9
         axes.axvline(roof, color="black", linestyle="--", linewidth=1, label=f"{what}, measured: {roof:.3g} {unit}")
     axes.set_xscale("log")
     log_ticks(axes, "")
-    axes.set_xlabel(f"{'compulsory bytes' if kernels else 'flops of products'} per second, {unit} (bars: quartiles)")
+    axes.set_xlabel(f"{'compulsory bytes' if moved else 'flops of products'} per second, {unit} (bars: quartiles)")
 
 
 def draw_compile(report: Report) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -70,10 +71,20 @@ def run_steps(
 def begun() -> dict[str, Any]:
     """What a file of results says of the run that began it: the command, when, and the versions."""
     return {
-        "command": ["python", "-m", "benchmarks", *sys.argv[1:]],
+        "command": told_command("benchmarks"),
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "versions": dict(describe_versions()),
     }
+
+
+def told_command(module: str) -> list[str]:
+    """The command of this process, ``python -m module``, as results tell it: without folders of this machine."""
+    return ["python", "-m", module, *(without_folders(a) for a in sys.argv[1:])]
+
+
+def without_folders(argument: str) -> str:
+    """An argument that is, or gives behind ``=``, an absolute path, with ``…`` in place of its folders."""
+    return re.sub(r"(^|=)/(?:.*/)?", r"\1…/", argument)
 
 
 def stamp(created: str) -> str:

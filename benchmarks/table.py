@@ -12,6 +12,10 @@ from .peers import EAGER
 from .schema import CaseResult, PeerResult, Report
 
 
+# Suites whose cases are set against the bytes that they have to move, and the rate that these are moved at.
+BOUND_BY_BYTES = {"kernels": "copy", "generate": "read"}
+
+
 def sized(case: CaseResult) -> str:
     """The size of a kernel, and what is done beside inference."""
     return case.variant if case.mode == "inference" else f"{case.variant}, {case.mode}"
@@ -66,14 +70,14 @@ def counts_text(peer: PeerResult) -> str:
 
 
 def timing_table(report: Report) -> Table:
-    """The table of the suites ``kernels`` and ``models``."""
-    kernels = report.suite == "kernels"
+    """The table of the suites ``kernels``, ``models`` and ``generate``."""
+    moved = report.suite in BOUND_BY_BYTES
     table = Table(title=f"{report.suite} on {report.device}: medians, ± half the interquartile range", title_style="")
     table.add_column("case", no_wrap=True)
     table.add_column("size", no_wrap=True)
-    if not kernels:
+    if not moved:
         table.add_column("mode")
-    table.add_column("MiB" if kernels else "GFLOP", justify="right")
+    table.add_column("MiB" if moved else "GFLOP", justify="right")
     table.add_column("floor", justify="right")
     names = report.peer_names()
     for name in names:
@@ -86,8 +90,8 @@ def timing_table(report: Report) -> Table:
             table.add_column("error", justify="right")
             table.add_column("kernels", justify="right")
     for case in report.cases:
-        size = (case.nbytes or 0) / 2**20 if kernels else (case.flops or 0) / 1e9
-        row: list[Text | str] = [case.name, sized(case)] if kernels else [case.name, case.variant, case.mode]
+        size = (case.nbytes or 0) / 2**20 if moved else (case.flops or 0) / 1e9
+        row: list[Text | str] = [case.name, sized(case)] if moved else [case.name, case.variant, case.mode]
         row += [f"{size:.3g}", seconds(case.floor_s)]
         for name in names:
             share = case.share(name)
@@ -250,4 +254,6 @@ def print_report(report: Report, console: Console) -> None:
         console.print(f"{name}: geometric mean of {mean.count} {what} {value:.3f}×{without}")
     if report.roofline is not None:
         copy, matmul = report.roofline["copy_bytes_per_s"], report.roofline["matmul_flops_per_s"]
-        console.print(f"measured here: copy {copy / 1e9:.3g} GB/s, matmul {matmul / 1e9:.4g} GFLOP/s", style="dim")
+        read = report.roofline.get("read_bytes_per_s")
+        told = f"copy {copy / 1e9:.3g} GB/s, matmul {matmul / 1e9:.4g} GFLOP/s"
+        console.print(f"measured here: {told}{f', read {read / 1e9:.3g} GB/s' if read else ''}", style="dim")

@@ -24,7 +24,7 @@ import torch_mlc
 from benchmarks.machine import describe_machine
 from benchmarks.models.registry import MODELS, get_model
 from benchmarks.static.results import Form, TargetResults, begin, go_on
-from benchmarks.steps import Keep, run_steps
+from benchmarks.steps import Keep, run_steps, told_command
 
 FORM: Form[dict[str, Any]] = Form("torch-mlc-attribution", 1, "models", dict, dict)
 HEAD = (
@@ -74,7 +74,7 @@ def results_in(path: Path | None, **settings: Any) -> TargetResults[dict[str, An
             print(f"{path} was begun with other versions: {', '.join(changed)}", file=sys.stderr)
         return results
     results = begin(FORM, target="cpu", **settings)
-    results.about |= {"command": ["python", "-m", "benchmarks.attribution", *sys.argv[1:]]}
+    results.about |= {"command": told_command("benchmarks.attribution")}
     results.about |= {"machine": describe_machine("cpu")}
     return results
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from torch_mlc.runtime.targets import named_target, target_for
 
 from ..machine import describe_machine, describe_versions
 from ..models.spec import Size
-from ..steps import stamp
+from ..steps import stamp, told_command
 from .plan import STAGES, Minutes, PlannedStage, Settings, fill_plan, plan
 from .record import LOST, NOT_DONE, OK, WRONG, Record, Row
 from .run import now, print_campaign, run_campaign, write_results
@@ -78,8 +77,8 @@ def _begun(settings: Settings, out: Path) -> Record:
     created = now()
     name = torch.cuda.get_device_name(0) if settings.gpu else f"no GPU, {settings.target}"
     about = {
-        "suite": "campaign", "device_name": name, "created": created, "command": [
-        "python", "-m", "benchmarks", *sys.argv[1:]], "settings": settings.to_json(),
+        "suite": "campaign", "device_name": name, "created": created,
+        "command": told_command("benchmarks"), "settings": settings.to_json(),
         "machine": describe_machine(settings.device), "versions": describe_versions(),
     }  # fmt: skip
     stem = f"campaign_{settings.device}_{stamp(created)}"

@@ -57,10 +57,11 @@ CASES = {
 }
 
 
-def read_rate(device: str) -> float:
-    """Bytes that this machine reads a second: the sum of a tensor larger than any cache, the median of seven."""
+def read_rate(device: str, clock: str) -> float:
+    """Bytes that this machine reads in a second of the clock: the sum of a tensor larger than any cache, the median of
+    seven."""
     big = torch.ones(1 << 27, dtype=torch.float32, device=device)
-    samples = measure({"read": lambda: big.sum()}, TimingSettings(device, rounds=7))
+    samples = measure({"read": lambda: big.sum()}, TimingSettings(device, rounds=7, clock=clock))
     return big.nbytes / spread(samples["read"].seconds).median
 
 

@@ -17,7 +17,7 @@ from benchmarks.accuracy import ProductsByOnednn, judge, normalised_errors
 from benchmarks.peers import Peer, added, parse_peers
 from benchmarks.schema import CaseResult, PeerResult, Report, from_json, resume_report
 from benchmarks.stats import calls_for, geomean, interleave, median_interval, spread
-from benchmarks.steps import replace_text, run_steps, write_json
+from benchmarks.steps import begun, replace_text, run_steps, without_folders, write_json
 from benchmarks.table import print_report, seconds, time_text
 from benchmarks.timing import TimingSettings, measure
 
@@ -50,6 +50,23 @@ def test_calls_for() -> None:
     assert calls_for(1e-3, 5e-3) == 5
     assert calls_for(1.0, 5e-3) == 1
     assert calls_for(0.0, 5e-3) == calls_for(1e-12, 5e-3) == 10_000
+
+
+@pytest.mark.parametrize(
+    "argument, told",
+    [
+        ("--out=/home/me/results", "--out=…/results"),
+        ("onnxruntime=/opt/a=b/bin/python", "onnxruntime=…/python"),
+        ("/tmp", "…/tmp"),
+        ("benchmarks/results", "benchmarks/results"),
+        ("cuda:sm_80,cuda:sm_90", "cuda:sm_80,cuda:sm_90"),
+        ("norm, N=4096 a/b", "norm, N=4096 a/b"),
+    ],
+)
+def test_results_tell_no_folders_of_the_machine(monkeypatch: pytest.MonkeyPatch, argument: str, told: str) -> None:
+    assert without_folders(argument) == told
+    monkeypatch.setattr("sys.argv", ["/home/me/checkout/benchmarks/__main__.py", "--suite", argument])
+    assert begun()["command"] == ["python", "-m", "benchmarks", "--suite", told]
 
 
 def test_measure_interleaves_after_the_warm_up() -> None:
