@@ -11,7 +11,6 @@ from rich.text import Text
 from .peers import EAGER
 from .schema import CaseResult, PeerResult, Report
 
-
 # Suites whose cases are set against the bytes that they have to move, and the rate that these are moved at.
 BOUND_BY_BYTES = {"kernels": "copy", "generate": "read"}
 

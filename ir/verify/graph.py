@@ -147,7 +147,7 @@ def _scatter(node: Scatter, shapes: Shapes, sizes: set[sympy.Symbol]) -> Iterato
     for v in node.values[:2]:
         if v.dtype is not kind.dtype:
             yield Fault(v, f"the node is {kind.dtype.value}, its value {v.dtype.value}", "cast the value")
-    yield from expression(node.initial, shapes, sizes | {*node.axes}, _ranges(node.axes, kind.shape))
+    yield from expression(node.initial, shapes, sizes | {*node.axes}, _ranges(node.axes, kind.shape), in_graph=True)
     bound, ranges = sizes | {*node.source_axes}, _ranges(node.source_axes, node.source_shape)
     for v in node.values[1:]:
         yield from expression(v, shapes, bound, ranges, in_graph=True)

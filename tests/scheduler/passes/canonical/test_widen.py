@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
+import torch
 
 from torch_mlc.ir.function.function import TensorFunction
 from torch_mlc.ir.graph.graph import Graph, IRModule, Library
@@ -89,3 +92,22 @@ def test_a_kernel_rounds_or_does_not() -> None:
     assert isinstance(function, TensorFunction)
     with pytest.raises(VerifyError, match="a kernel rounds, or it does not"):
         verify(function)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x.sort(-1, descending=True)[0],
+        lambda x: torch.zeros(7, dtype=x.dtype).index_put((torch.arange(5),), x.exp()),
+        lambda x: (x * 0.1).scatter_add(0, torch.tensor([0, 3, 3, 1, 0]), x + 1),
+    ],
+    ids=["sort", "put", "add"],
+)
+def test_scatters_begin_with_numbers_that_wait_as_well(
+    fn: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype
+) -> None:
+    """What a scatter begins with is in a graph, too, and verified as such."""
+    x = torch.randn(5).to(dtype)
+    compiled = torch.compile(fn, backend="mlc", dynamic=False, options={"verify": 1, "cache": False})
+    torch.testing.assert_close(compiled(x), fn(x))
