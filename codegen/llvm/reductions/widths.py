@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import sympy
 
-from ....ir.nest.loops import Block, Bound, Loop, LoopKind, LoopNest, Node, Update, map_nodes, walk_nodes
+from ....ir.nest.loops import Block, Bound, Loop, LoopKind, LoopNest, Node, Update, blocks, map_nodes
 from ....ir.target import Target
 from .accumulators import reductions_of
 
@@ -36,9 +36,8 @@ def with_whole_registers(nest: LoopNest, target: Target) -> LoopNest:
 def _odd(nest: LoopNest, register: int) -> set[sympy.Symbol]:
     """Vector loops of so many lanes that a reduction around them has sums in more than one register of so many bytes,
     and not in two, four or eight."""
-    paths = {n.name: (n, outer) for n, outer in walk_nodes(nest.body) if isinstance(n, Block)}
     found = set()
-    for reduced in reductions_of(paths).values():
+    for reduced in reductions_of({b.name: (b, outer) for b, outer in blocks(nest)}).values():
         for k, loop in enumerate(reduced.path):
             if loop.kind is not LoopKind.VECTORIZED or not loop.extent.is_Integer:
                 continue
